@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import io
 import json
 import multiprocessing
 import os
@@ -32,15 +31,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-import agent  # noqa: E402
-from messages_api import SUMMARY_MARK  # noqa: E402
+import agent
+from messages_api import SUMMARY_MARK
 
 Block = dict[str, Any]
 Message = dict[str, Any]
@@ -65,7 +64,7 @@ class Conversation:
     def source(self) -> str:
         return self.name.rpartition("-")[0]
 
-SCHEMAS = {tool["name"]: tool["input_schema"] for tool in agent.TOOLS}
+SCHEMAS: dict[str, Any] = {tool["name"]: tool["input_schema"] for tool in agent.TOOLS}
 KINDS: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
 SIGNATURE = "c2lnbmF0dXJl" * 20   # about what the proof of an empty thinking block weighs
 
@@ -78,7 +77,8 @@ def read_conversation(path: Path) -> Conversation:
         return Conversation(name, steps_of([json.loads(line) for line in lines], pauses))
 
 def steps_of(messages: list[Message], pauses: list[float | None]) -> list[Step]:
-    steps, said = [], ""
+    steps: list[Step] = []
+    said = ""
     for message in messages:
         content = message["content"]
         content = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -108,7 +108,7 @@ def fitting(call: Block) -> Block:
     """The call as one of the agent's own tools would get it."""
     schema = SCHEMAS.get(call["name"])
     if schema and call["name"] != "compact":
-        kinds = {name: KINDS[row["type"]] for name, row in schema["properties"].items()}
+        kinds: dict[str, Any] = {name: KINDS[row["type"]] for name, row in schema["properties"].items()}
         args = {name: value for name, value in call["input"].items() if isinstance(value, kinds.get(name, ()))}
         if args.keys() >= set(schema["required"]):
             return {"type": "tool_use", "name": call["name"], "input": args}
@@ -123,8 +123,8 @@ def agent_text(block: Block) -> str:
 # 99th percentile, results are about 68 % of the context, 60 % of the readings are of a file read before.
 
 MEDIAN, SPREAD, LONGEST = 85 * 3, 2.15, 200_000   # characters; sigma of a log-normal distribution
-WORDS = ("value index parse error node path return state test buffer request open close line token write read "
-         "merge cache limit offset handle result session update config branch commit module table row").split()
+WORDS = ["value", "index", "parse", "error", "node", "path", "return", "state", "test", "buffer", "request", "open",
+         "close", "line", "token", "write", "read", "merge", "cache", "limit", "offset", "handle", "result", "config"]
 
 class Maker:
     """A seeded source of conversations about a project whose files exist only in here."""
@@ -156,7 +156,8 @@ class Maker:
             typed = isinstance(messages[-1]["content"], str)
             pauses.append(self.chance.lognormvariate(4.4, 1.3) if typed else self.chance.lognormvariate(1.8, 0.8))
             if answers and not typed:
-                messages += [{"role": "assistant", "content": self.text(900)}, {"role": "user", "content": self.text(150)}]
+                messages += [{"role": "assistant", "content": self.text(900)},
+                             {"role": "user", "content": self.text(150)}]
             else:
                 messages += self.work()
         return Conversation(name, steps_of(messages, pauses))
@@ -190,7 +191,8 @@ class Maker:
     def edit(self, path: str) -> tuple[str, dict[str, Any], str]:
         """Replace a few lines of a file that was read not long ago."""
         lines = self.files[path].split("\n")
-        start = self.chance.randrange(max(len(lines) * 12_000 // max(len(self.files[path]), 12_000), 1))   # of what is shown
+        shown = self.files[path].count("\n", 0, 12_000)   # of a long file only the beginning is shown
+        start = self.chance.randrange(shown + 1)
         old, new = "\n".join(lines[start : start + 6]), self.text(self.chance.expovariate(1 / 500))
         self.files[path] = self.files[path].replace(old, new, 1)
         return "edit_file", {"path": path, "old_text": old, "new_text": new}, "Edited."
@@ -213,7 +215,7 @@ class Event(dict[str, Any]):
     def to_dict(self, **options: Any) -> Block:
         return dict(self)
 
-EMPTY: dict[str, Block] = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
+EMPTY: dict[str, Block] = {"text": {"text": ""}, "thinking": {"signature": ""}, "tool_use": {"input": {}}}
 
 class Stream:
     """One reply as events: each block comes in one piece."""
@@ -221,14 +223,14 @@ class Stream:
         calls = any(block["type"] == "tool_use" for block in content)
         self.content, self.usage, self.stop = content, usage, "tool_use" if calls else "end_turn"
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Stream:  # noqa: PYI034 - `Self` is younger than Python 3.10
         return self
 
     def __exit__(self, *error: object) -> None:
         pass
 
     def __iter__(self) -> Iterator[Event]:
-        start = {"role": "assistant", "content": [], "stop_reason": None, "usage": self.usage}
+        start: Block = {"role": "assistant", "content": [], "stop_reason": None, "usage": self.usage}
         yield Event(type="message_start", message=start)
         for at, block in enumerate(self.content):
             yield Event(type="content_block_start", index=at, content_block=block | EMPTY[block["type"]])
@@ -277,7 +279,7 @@ def scripted_session(player: Player, **settings: Any) -> Iterator[agent.Session]
     agent.TOOL_HANDLERS.update({name: replay_result for name in real if name != "compact"})
     try:
         with tempfile.TemporaryDirectory() as folder:
-            yield agent.Session(agent.Settings(**{"api_key": "none", "max_turns": 1} | settings), client=player,
+            yield agent.Session(agent.Settings(api_key="none", max_turns=1, **settings), client=player,
                                 allow=lambda name, args: "", cwd=Path(folder))
     finally:
         agent.TOOL_HANDLERS.update(real)
@@ -300,6 +302,8 @@ def play(session: agent.Session, step: Step) -> None:
 
 READ, WRITE, OUTPUT = 0.1, 1.25, 5.0
 LOOK_BACK, LIFETIME = 20, 300
+PARTS = {"read": "read from the cache", "new": "written the first time", "again": "written again after forgetting",
+         "cold": "written again as the cache was cold", "summary": "for summaries"}
 TOKENS_PER_BYTE = 0.35      # mixed tool output has 2.85 characters a token
 NUMBER = re.compile(r"(?m)^ *\d+(?:→|\t|: ?|\| ?)")   # of a line, as some readers print it
 
@@ -317,7 +321,7 @@ class Ledger:
         self.sent: set[tuple[str, ...]] = set()
         self.sizes: dict[tuple[str, ...], int] = {}
         self.readable: dict[tuple[str, ...], str] = {}
-        self.cost: Counter[str] = Counter()    # "read", "new", "again", "cold", "summary"
+        self.cost: dict[str, float] = dict.fromkeys(PARTS, 0.0)
         self.count: Counter[str] = Counter()   # "requests", "summaries", "rewritten"
         self.clock, self.largest, self.end, self.thoughts = 0.0, 0, 0, 0
         self.edits: list[bool] = []            # was the old text of the edit in the context?
@@ -526,7 +530,7 @@ def by_source(played: list[Played], base: list[Played]) -> dict[str, dict[str, A
 PLACES = ("user: first rule", "user: later rule", "user: long paste", "early result", "early long result",
           "middle result", "middle long result", "late result", "late long result", "path read", "path edited",
           "command", "reply")
-ADDRESS = re.compile(r"\.transcripts/[\w.-]+(?:/[\w-]+\.txt)?")
+ADDRESS = re.compile(r"\.transcripts/[\w-]+(?:\.jsonl|/[\w-]+\.txt)?")
 
 def plant(maker: Maker) -> list[Step]:
     """Nine steps that hold the marks, early ones first."""
@@ -539,12 +543,13 @@ def plant(maker: Maker) -> list[Step]:
     def long(mark: str) -> str:
         return f"{maker.text(30_000)}\n{mark}\n{maker.text(30_000)}"
 
-    steps = [step(f"Do it. Rule: never touch {marks[PLACES[0]]}.", "Well.", [("bash", {"command": "one"}, marks[PLACES[3]])]),
+    steps = [step(f"Do it. Rule: never touch {marks['user: first rule']}.", "Well.", [
+                 ("bash", {"command": "one"}, marks["early result"])]),
              step("", "On.", [("bash", {"command": "two"}, long(marks["early long result"]))]),
-             step(f"Rule: keep {marks[PLACES[1]]}.", f"Noted {marks['reply']}.",
+             step(f"Rule: keep {marks['user: later rule']}.", f"Noted {marks['reply']}.",
                   [("read_file", {"path": marks["path read"] + ".py"}, maker.text(3000)),
                    ("bash", {"command": f"make {marks['command']}"}, maker.text(2000))]),
-             step("", "On.", [("bash", {"command": "three"}, maker.text(1500) + marks["middle result"] + maker.text(1500))]),
+             step("", "On.", [("bash", {"command": "three"}, f"{maker.text(3000)} {marks['middle result']}")]),
              step("", "On.", [("bash", {"command": "four"}, long(marks["middle long result"]))]),
              step(long(marks["user: long paste"]), "Edit.", [
                  ("edit_file", {"path": marks["path edited"] + ".py", "old_text": "a", "new_text": "b"}, "Edited.")]),
@@ -553,11 +558,11 @@ def plant(maker: Maker) -> list[Step]:
     return steps
 
 def find(session: agent.Session, mark: str, context: str) -> str:
-    """Where a mark is: one grep, run by the agent's own tool, for each address that the context names."""
+    """Where a mark is: one grep, run by the agent's own tool, for each file or directory that the context names."""
     if mark in context:
         return "in"
     for address in sorted(set(ADDRESS.findall(context))):
-        if (session.cwd / address).is_file() and mark in agent.run_bash(session, f"grep -o {mark} {address}"):
+        if (session.cwd / address).exists() and mark in agent.run_bash(session, f"grep -rhom1 {mark} {address}"):
             return "one call"
     return "gone"
 
@@ -619,26 +624,35 @@ def measure_start(quick: bool) -> dict[str, float]:
     return {name: statistics.median(found) for name, found in times.items()}
 
 def small_step(number: int, characters: int = 900) -> Step:
-    reply = reply_of([{"type": "text", "text": "On."}, {"type": "tool_use", "name": "bash", "input": {"command": f"make {number}"}}], number)
-    return Step("" if number % 50 else f"Prompt {number}: go on.", 10.0, reply, [("x y z " * (characters // 6), False)])
+    """One command; the user says something at the first and at every fiftieth."""
+    call = {"type": "tool_use", "name": "bash", "input": {"command": f"make {number}"}}
+    reply = reply_of([{"type": "text", "text": "On."}, call], number)
+    said = f"Prompt {number}: go on." if number % 50 == 1 else ""
+    return Step(said, 10.0, reply, [("x y z " * (characters // 6), False)])
 
 def work_by_fill(quick: bool) -> dict[str, dict[str, float]]:
-    """Milliseconds of the agent's own work in one turn, by how full the context is."""
+    """The agent's own work in one turn, by how full the context is; also against writing it as JSON once."""
     found = {}
     for fill in (10, 50, 100):
         with scripted_session(Player(), threshold=100_000) as session:
-            session.add("user", "Begin.")
-            number = 1
-            while agent.estimate_tokens(session.messages) < fill * 960:
-                for _ in range(20):
-                    step = small_step(number)
-                    session.add("assistant", step.reply)
-                    session.add("user", [{"type": "tool_result", "tool_use_id": f"call_{number}_0", "content": step.results[0][0]}])
-                    number += 1
-            turns = [timed(lambda n=number + i: play(session, small_step(n))) for i in range(5 if quick else 11)]
-            dump = [timed(lambda: json.dumps(session.messages)) for _ in range(11)]
-        found[f"{fill} %"] = {"ms": statistics.median(turns) * 1e3, "dumps": statistics.median(turns) / statistics.median(dump)}
+            number = fill_up(session, fill * 930)
+            turns = [timed(partial(play, session, small_step(number + i))) for i in range(5 if quick else 11)]
+            dump = statistics.median(timed(partial(json.dumps, session.messages)) for _ in range(11))
+        middle = statistics.median(turns)
+        found[f"{fill} %"] = {"ms": middle * 1e3, "dumps": middle / dump}
     return found
+
+def fill_up(session: agent.Session, tokens: int) -> int:
+    """Put small calls and their results into the view, which layer 1 can't clear. Returns the number of the next."""
+    number = 2
+    session.add("user", "Begin.")
+    while number % 20 or agent.estimate_tokens(session.messages) < tokens:
+        step = small_step(number)
+        result = {"type": "tool_result", "tool_use_id": f"call_{number}_0", "content": step.results[0][0]}
+        session.add("assistant", step.reply)
+        session.add("user", [result])
+        number += 1
+    return number
 
 def timed(action: Callable[[], object]) -> float:
     start = time.perf_counter()
@@ -656,14 +670,15 @@ def work_by_age(quick: bool) -> dict[str, dict[str, float]]:
             if number % 100 == 0:
                 took, start = time.perf_counter() - start, time.perf_counter()
                 if number in (100, 1_000, 10_000):
-                    found[f"turn {number:,}"] = {"ms": took * 10, "tokens": max(sizes[-100:]), "mb": memory_now("VmRSS")}
+                    memory = memory_now("VmRSS")
+                    found[f"turn {number:,}"] = {"ms": took * 10, "tokens": max(sizes[-100:]), "mb": memory}
     return found
 
 def memory_now(name: str) -> float:
     """Megabytes of this process: VmRSS is what it has, VmHWM the most it ever had. 0 where there is no /proc."""
     with suppress(OSError):
-        found = re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text())
-        return int(found[1]) / 1024 if found else 0.0
+        if found := re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text()):
+            return int(found[1]) / 1024
     return 0.0
 
 def memory_peaks(quick: bool) -> dict[str, float]:
@@ -675,11 +690,12 @@ def memory_peaks(quick: bool) -> dict[str, float]:
         peaks["bash that prints without end"] = memory_now("VmHWM")
         with open(Path(folder) / "big", "wb") as file:
             file.truncate(2 << 30)
-        for name, call in (("read", lambda: agent.run_read(session, "big")),
-                           ("edited", lambda: agent.run_edit(session, "big", "a", "b")),
-                           ("replaced", lambda: agent.run_write(session, "big", "b"))):
-            with suppress(ValueError, OSError):
-                call()
+        tries: list[tuple[str, Callable[..., str], tuple[str, ...]]] = [
+            ("read", agent.run_read, ("big",)), ("edited", agent.run_edit, ("big", "a", "b")),
+            ("replaced", agent.run_write, ("big", "b"))]
+        for name, tool, args in tries:
+            with suppress(ValueError, OSError):   # refused, as it should be
+                tool(session, *args)
             peaks[f"file of 2 GB, {name}"] = memory_now("VmHWM")
     return peaks
 
@@ -690,8 +706,6 @@ def in_new_process(measure: Callable[[bool], Any], quick: bool) -> Any:
 # ================================ 8  What is printed ================================
 
 HEAD = "  cost: sum  median  worst  dearer | blind edits    re-reads  largest | clear  sum  thoughts"
-PARTS = {"read": "read from the cache", "new": "written the first time", "again": "written again after forgetting",
-         "cold": "written again as the cache was cold", "summary": "for summaries"}
 
 def share(part: int, whole: int) -> str:
     return f"{part:>4}/{whole:<4}{100 * part / max(whole, 1):3.0f} %"

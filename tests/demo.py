@@ -4,7 +4,7 @@
     python tests/demo.py --step     waits for Enter before each step
 
 A small project with a failing test is made in a temporary directory. A stand-in for the Messages API, on this
-machine, plays a model that reads, runs the tests, edits and runs them again. The threshold is so low (4,000
+machine, plays a model that reads, runs the tests, edits and runs them again. The threshold is so low (3,000
 tokens in place of 100,000) that each of the three layers acts once or more and says so with numbers.
 """
 
@@ -25,7 +25,7 @@ from messages_api import Item, MessagesAPI, Reply, Request, call, is_summary, te
 
 AGENT = Path(__file__).resolve().parent.parent / "agent.py"
 TASK = "One test of this project fails. Find out why and fix it. Rule: do not change the tests."
-LIMITS = {"AGENT_THRESHOLD": "4000", "AGENT_CLEAR_AT_LEAST": "600", "AGENT_KEEP_RECENT": "1"}
+LIMITS = {"AGENT_THRESHOLD": "3000", "AGENT_CLEAR_AT_LEAST": "400", "AGENT_KEEP_RECENT": "1"}
 
 STATS = '''"""Small statistics, written out."""
 
@@ -75,7 +75,8 @@ STEPS: list[tuple[str, Reply]] = [
     ("LAYER 1, micro_compact: the old test output becomes one line that says where the whole of it is.",
      Reply(call("bash", {"command": "grep -c short notes.txt"}))),
     ("LAYER 2, auto_compact: with another long output the threshold is passed. A summary takes over.",
-     Reply(call("bash", {"command": "python3 test_stats.py | grep -v mean; cat notes.txt"}))),
+     Reply(call("bash", {"command": "python3 test_stats.py | grep median"}), call("bash", {"command": "cat notes.txt"}),
+           call("bash", {"command": "cat test_stats.py"}))),
     ("The task goes on by itself, from the summary. It edits.",
      Reply(text("The median of an even count is wrong."),
            call("edit_file", {"path": "stats.py", "old_text": "    return ordered[middle]\n", "new_text": FIXED}))),
