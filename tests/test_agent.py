@@ -144,13 +144,13 @@ def test_the_estimate_counts_bytes():
 
 def test_a_tool_from_outside_is_asked_for_shown_logged_and_cleared(serve, tmp_path):
     """One row and one function, as the README shows it."""
-    def run_append(s, path, line):
-        with agent.safe_path(path, s.cwd).open("a") as file:
+    def run_append(session: "agent.Session", path: "str", line: "str") -> "str":
+        """Append a line to a file."""
+        with agent.safe_path(path, session.cwd).open("a") as file:
             file.write(line + "\n")
         return f"Appended to {path}. " + "It is longer now. " * 90
 
-    agent.add_tool(("append_line", "Append a line to a file.", {"path": "string", "line": "string"}, run_append,
-                    "path", "changes"))
+    agent.add_tool("append_line", run_append, "path", "changes")
     try:
         api = serve([Reply(call("append_line", {"path": f"log{n}.txt", "line": "hello"})) for n in range(5)] + ["done"])
         asked = []

@@ -141,30 +141,6 @@ def test_a_summary_request_that_is_too_long_is_split(serve, tmp_path):
     assert_alive(s, api)
 
 
-def test_both_halves_of_what_is_too_long_are_summarised(serve, tmp_path):
-    """Case 2-2: the window is smaller than was thought; all of the conversation is in one of two requests."""
-    answers = iter(["GIST-ONE", "GIST-TWO"])
-    turns = [Reply(bash(noise(2000, f"MARK{n:02}"))) for n in range(16)]
-    api = serve(scripted(turns, lambda request: next(answers)))
-    s = session(api, tmp_path, threshold=10_000, keep_recent=99)
-
-    def shrink(name, args):
-        api.window = 7500 if s.tokens > 9000 else None
-        return ""
-
-    s.allow = shrink
-    assert ask(s, "TASK-2: print a lot") == "ok"
-    accepted = [request for request in summaries(api) if request.status == 200]
-    assert len(summaries(api)) == 3 and len(accepted) == 2
-    older, newer = (texts(request.messages) for request in accepted)
-    assert "TASK-2: print a lot" in older and "MARK00" in older
-    assert "GIST-ONE" in newer
-    ran = [n for n in range(16) if f"MARK{n:02}" in older + newer]
-    assert ran == list(range(len(ran))) and len(ran) >= 12
-    after = api.requests[api.requests.index(accepted[1]) + 1]
-    assert "GIST-TWO" in first_text(after) and "TASK-2: print a lot" in texts(after.messages)
-
-
 def test_where_no_summary_fits_the_program_makes_one(serve, tmp_path):
     """Case 2-2: the model takes no summary request at all, yet the session goes on (DESIGN section 6)."""
     turns = [Reply(bash(noise(2000, f"MARK{n}"))) for n in range(6)]

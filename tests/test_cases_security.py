@@ -541,7 +541,7 @@ def test_a_summary_and_file_names_cannot_pose_as_the_user(serve, tmp_path):
     assert agent.auto_compact(s)
     assert ask(s, "and now?") == "the end"
     told = outside_results(api.requests[-1])
-    assert "[Conversation compressed." in told and INJ in told and "notes.md" in told
+    assert "[Conversation compressed." in told and INJ in told
     unmarked = [line for line in told.splitlines() if INJ in line and not line.startswith("| ")]
     assert [line for line in unmarked if not line.startswith("Files that tools read: ")] == []
     assert not any(line.startswith("The user's open request") for line in told.splitlines())

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from messages_api import Fault, MessagesAPI, Reply, call, is_summary, redacted, text, thinking
 
-EXAMPLES = int(os.environ.get("AGENT_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("AGENT_EXAMPLES", "40"))
 WORDS = st.sampled_from(["", "  \n", "hello", "naïve 你好 😀", "\ud800 alone", "long " * 900, "[Previous: used bash"])
 COMMANDS = st.sampled_from(["true", "false", "echo hi", "seq 1 2000", "printf 'A\\377\\0B'", "head -c 50000 /dev/zero", "kill -9 $$"])
 CALLS = st.one_of(
@@ -101,7 +101,8 @@ def test_any_conversation_is_valid_and_complete(prompts, threshold, summary):
                     for block in agent.blocks(message):
                         if block["type"] == "text" and message["role"] == "assistant":
                             assert json.dumps(block["text"], ensure_ascii=False)[1:-1] in kept
-            s.client.close()
+            if s.client:
+                s.client.close()
         assert threading.active_count() <= threads + 4
     finally:
         shutil.rmtree(cwd)
