@@ -39,6 +39,7 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
+
 # ================================ 1  Settings and state ================================
 # What the data is. Everything works on a list of messages in the form of the Messages API, so that
 # what is logged, what is sent and what is summarised is one and the same thing.
@@ -46,7 +47,6 @@ __version__ = "0.1.0"
 ANTHROPIC = "https://api.anthropic.com"
 Block = dict[str, Any]    # {"type": "text" | "tool_use" | "tool_result" | "thinking" ..., ...}
 Message = dict[str, Any]  # {"role": "user" | "assistant", "content": str if the user typed it, else [Block]}
-
 @dataclass(frozen=True)
 class Settings:
     """What can be set: by the variables named here, in the environment or in a .env beside this file."""
@@ -246,8 +246,8 @@ def micro_compact(messages: list[Message], keep_recent: int = 3, min_chars: int 
         call, text, where = calls[result["tool_use_id"]], block_text(result), address(result)
         what, whole = one_line(key_argument(call), 100), f", whole output in {where}" if where else ""
         line = f"[Previous: used {call['name']}: {what}. {len(text):,} characters{whole}]"
-        gain = len(text) > max(min_chars, 2 * len(line))   # a placeholder has none: it stays as it is
-        if gain and where is not None and call["id"] not in kept and not result.get("is_error"):
+        long = len(text) > min_chars and not (text.startswith(line[:16]) and len(text) < 400)   # no placeholder
+        if long and where is not None and call["id"] not in kept and not result.get("is_error"):
             texts[call["id"]] = line
             freed += estimate_tokens(text) - estimate_tokens(line)
     if not texts or freed < clear_at_least:
