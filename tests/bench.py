@@ -38,9 +38,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from messages_api import SUMMARY_MARK
+from messages_api import SUMMARY_MARK  # noqa: E402
 
-import agent
+import agent  # noqa: E402
 
 Block = dict[str, Any]
 Message = dict[str, Any]
@@ -290,7 +290,7 @@ def play(session: agent.Session, step: Step) -> None:
     session.client.step = step
     if step.said:
         session.add("user", step.said)
-    session.last_request -= step.pause
+    session.last_reply -= step.pause
     try:
         agent.agent_loop(session)
     except agent.Stopped as stop:

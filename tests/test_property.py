@@ -72,7 +72,10 @@ def play(s, prompt, event):
     if event == "resume":
         fresh = session(s.api, s.cwd, threshold=s.settings.threshold, clear_at_least=0)
         fresh.api = s.api
-        agent.resume(fresh)
+        try:
+            agent.resume(fresh)
+        except agent.Stopped:  # nothing to go on with: the only prompt there was has been refused
+            assert not s.messages
         return fresh
     return s
 
