@@ -142,8 +142,8 @@ def agent_loop(session: Session) -> str:
         view = micro_compact(session.messages, settings.keep_recent, CLEAR_OVER, KEEP_FILES,
                              0 if cold else least / session.ratio, session.transcript.address)
         session.tokens = count_tokens(session, view)
-        due = session.focus is not None or session.tokens > max(session.limit, session.floor * 1.1)
-        cleared = view is not session.messages
+        cleared, grown = view is not session.messages, session.tokens - session.floor >= session.limit / 10
+        due = session.focus is not None or grown and session.tokens > session.limit
         if not (due and auto_compact(session, session.focus or "")) and cleared:
             session.screen.line(CLEARED.format(session.tokens, session.transcript.folder))
             session.messages = view
@@ -215,7 +215,9 @@ def withdraw(session: Session, why: str) -> None:
     """Take the open request, and what came after it, out of the view: with it, all would be refused again."""
     typed = [i for i, message in enumerate(session.messages) if isinstance(message["content"], str)]
     first = session.messages[0]   # of a compacted view: there, the request is the last block
-    session.messages = session.messages[: typed[-1]] if typed else [first | {"content": first["content"][:1]}]
+    piped = typed and block_text(blocks(session.messages[typed[-1] - 1])[0]).startswith("[Standard input]\n")
+    start = typed[-1] - bool(piped) if typed else 0   # what was piped in goes with its prompt
+    session.messages = session.messages[:start] if typed else [first | {"content": first["content"][:1]}]
     session.words, session.open, session.floor = session.words[:-1], False, 0
     session.transcript.view(session, why, session.tokens)
 
@@ -284,18 +286,18 @@ REQUEST = "The user's open request. Go on with it from where the work stands:\n"
 def auto_compact(session: Session, focus: str = "", overflow: bool = False) -> bool:
     """Replace the view by a summary and the newest messages; True if done. A failed summary changes nothing;
     but the third in a row, and a context that the model does not take at all, are answered without one."""
-    messages, before = session.messages, count_tokens(session, session.messages)
-    session.focus, session.floor = None, before
+    messages, before, session.focus = session.messages, count_tokens(session, session.messages), None
     session.limit = min(session.limit, before * 0.9) if overflow else session.limit
     try:
         view = rebuild(session, messages, summarize(session, messages, focus))
     except Stopped as failure:
-        session.failures += 1
+        session.failures, session.floor = session.failures + 1, before
         session.screen.line(f"[no summary: {failure}]")
         if session.failures < 3:
             return False
         view = rebuild(session, messages, "")
     if estimate_tokens(view) > 0.8 * estimate_tokens(messages):
+        session.floor = before
         session.screen.line("[not compacted: it would not get much shorter]")
         return False
     session.messages, session.failures = view, 0
@@ -405,7 +407,7 @@ class Transcript:
         """Keep a long result as a file. A command wrote its own: that goes if the text is short or masked."""
         path, data = self.cwd / self.folder / f"{call_id}.txt", text.encode("utf-8", "replace")
         with suppress(OSError):
-            if len(text) <= CLEAR_OVER or masked:
+            if masked or len(text) <= CLEAR_OVER and path.stat().st_size <= 4 * CLEAR_OVER:
                 path.unlink(missing_ok=True)
             if len(text) > CLEAR_OVER and not path.is_file():
                 with self.create(f"{self.folder}/{call_id}.part") as file:
@@ -534,16 +536,16 @@ def receive(session: Session, params: dict[str, Any], show: bool) -> Reply:
         raise Stopped(f"that is no Messages API; check ANTHROPIC_BASE_URL, {WHERE}")
     if not stop:
         raise ConnectionError("the reply broke off")
-    for block in content.values():
-        if block.get("partial_json") and stop != "max_tokens":
-            block["input"] = json.loads(block["partial_json"])   # a ValueError drops the reply
+    for block in [block for block in content.values() if block.get("partial_json")]:
+        with suppress(*[ValueError][: stop == "max_tokens"]):   # else a ValueError drops the reply
+            block["input"] = json.loads(block["partial_json"])
     session.spent.update(count)
     reply = arrive(session, [content[at] for at in sorted(content)])
     return reply, stop, sum(count.values()) - count["output_tokens"]
 def arrive(session: Session, content: list[Block]) -> list[Block]:
     """A reply as it can be sent back: without what the API would refuse, and the thinking behind that."""
     taken, kept, complete = [call["id"] for call in all_blocks(session.messages, "tool_use")], [], True
-    for given, raw in zip(plain(content), content):
+    for given, raw in zip(plain(content), content, strict=True):
         kind = given.get("type")
         block = {"type": kind} | {name: given.get(name) or "" for name in FORMS.get(kind, ())}
         good = kind in FORMS and (complete if kind in THINKING else bool(block.get("text", "call").strip()))
@@ -576,7 +578,7 @@ def describe(session: Session, error: Exception) -> str:
     names = [name for name in os.environ if re.fullmatch("(?i)(all|https?)_proxy", name) and os.environ[name]]
     hint = f" (check {HINTS[status]}, {WHERE})" if status in HINTS else ""
     hint += f" (by the proxy in {', '.join(names)})" if names and not status else ""
-    start = f"{status or 'No answer'} from {session.settings.base_url}{hint}"
+    start = f"{status or 'No answer'} from {re.sub('//[^/]*@', '//', session.settings.base_url)}{hint}"
     return one_line(mask(session, f"{start}: {said}"), 240)
 def mask(session: Session, text: str) -> str:
     """Take the user's key out of a text that goes to the screen or to the disk."""
@@ -600,7 +602,6 @@ MAX_OUTPUT = 200_000_000   # bytes of output after which a command is killed: th
 MAX_FILE = 10_000_000      # bytes that are taken into memory
 SHELL = {"PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0", "TERM": "dumb", "NO_COLOR": "1"}
 ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(\x07|\x1b\\)?|[ -/]*[0-~]?)")
-
 def run_bash(session: Session, command: str, timeout: float = 0) -> str:
     """Run a command with /bin/bash in the working directory, without terminal or input. Each call is a new
     shell: cd and variables do not last. Background jobs (&) live on. timeout: in seconds."""
@@ -787,7 +788,6 @@ def run_call(session: Session, call: Block) -> tuple[str, bool]:
 HIDDEN = ("\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
           "\U000e0000-\U000e0fff")            # control, bidirectional and invisible characters
 JOINING = "\xa0\u200c-\u200f\ufe00-\ufe0f"   # some languages are spelt with these, but no command is
-
 def visible(text: str, more: str = "") -> str:
     """The text with its hidden characters (and `more`) written as escapes."""
     return re.sub(f"[{HIDDEN}{more}]", lambda found: found[0].encode("unicode_escape").decode(), text)
@@ -953,7 +953,7 @@ def add_prompt(session: Session, prompt: str) -> None:
     """Add the prompt of `-p`, after what is piped in; "-": what is piped in is the prompt."""
     if prompt == "-":
         prompt = sys.stdin.read()
-    elif not Path("/dev/stdin").is_char_device() and (piped := sys.stdin.read()).strip():
+    elif not Path("/dev/stdin").is_char_device() and (piped := mask(session, sys.stdin.read())).strip():
         address = session.transcript.keep("stdin", piped)
         session.add("user", [text_block("[Standard input]\n" + clip(piped, session.cap, address))])
     if not prompt.strip():
@@ -975,7 +975,7 @@ def main() -> int:
         getattr(stream, "reconfigure", dict)(errors="replace")   # a locale may not know all characters
     for number in (signal.SIGTERM, signal.SIGHUP):   # so that a running command is killed on the way out
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    one_shot = options.prompt is not None
+    one_shot, sys.stdout = options.prompt is not None, sys.stdout or open(os.devnull, "w")
     out, sys.stdin = sys.stderr if one_shot else sys.stdout, sys.stdin or open(os.devnull)
     screen = Terminal(out, not one_shot, sys.stdin.isatty() and out.isatty())
     screen.asking = not options.yes

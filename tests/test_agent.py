@@ -1,15 +1,19 @@
 """The agent as a whole and layer 1 as a function: a long conversation, the lesson's rule, import, tour, promises."""
 
 import json
+import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 import tokenize
+from contextlib import suppress
 from dataclasses import fields
 
 import pytest
-from harness import ROOT, agent, ask, environment, results, run, said, session, texts
-from messages_api import Reply, call, is_summary, text
+from harness import ROOT, agent, ask, command, environment, results, run, said, session, texts
+from messages_api import Fault, Reply, call, is_summary, text, thinking
 
 RULE = "Rule of the house: never touch the file KEEP.me, whatever else you do."
 
@@ -242,3 +246,76 @@ def test_no_file_is_anything_but_utf8_text(name):
     if name.endswith(".py"):
         with tokenize.open(ROOT / name) as file:
             assert "\t" not in file.read()
+
+
+# What attackers found.
+
+def test_a_complete_call_of_a_cut_reply_keeps_its_arguments(serve, tmp_path):
+    """Also the thinking behind it stays bound to what was sent."""
+    secret = call("bash", {"command": "echo SECRETWORD"})
+    api = serve([Reply(thinking(), secret, thinking(), text("hm"), stop_reason="max_tokens"), "done"])
+    s = session(api, tmp_path)
+    assert ask(s, "go") == "done"
+    assert [b["input"] for m in api.requests[1].messages for b in m["content"] if b["type"] == "tool_use"] == [
+        {"command": "echo SECRETWORD"}]
+    assert "reached the output limit" in results(api.requests[1].messages)[0]["content"]
+
+
+@pytest.mark.parametrize("odd", [call("a b"), call("a" * 100), call("bash", raw="[1]"), call("bash", {"command": "echo \ud800"}),
+                                 text("a \ud800 b"), call("bash", {"command": "echo 1"}, id="odd id!")])
+def test_thinking_behind_a_mended_block_is_not_sent_back(serve, tmp_path, odd):
+    api = serve([Reply(thinking(), odd, thinking(), call("bash", {"command": "echo 1"})), "done"])
+    assert ask(session(api, tmp_path), "go") == "done"  # and no request was refused
+
+
+def test_a_prompt_that_is_withdrawn_does_not_put_off_the_next_compaction(serve, tmp_path):
+    def script(request):
+        if is_summary(request):
+            return Fault(400, "nope")
+        if "x" * 500 in texts(request.messages):
+            return Reply(stop_reason="refusal", thinks=False)
+        return "end" if len(results(request.messages)) > 40 else Reply(call("bash", {"command": "seq 1 400"}))
+    api = serve(script)
+    s = session(api, tmp_path, threshold=8000, keep_recent=99, max_turns=40)
+    for prompt in ("x" * 60_000, "work"):
+        with suppress(agent.Stopped):
+            ask(s, prompt)
+    sizes = [len(json.dumps(request.messages)) // 4 for request in api.requests if not is_summary(request)]
+    assert max(sizes[1:]) < 1.3 * 8000
+
+
+def test_interrupted_summaries_do_not_let_the_context_grow(serve, tmp_path):
+    def script(request):
+        if is_summary(request):
+            os.kill(os.getpid(), signal.SIGINT)
+            return Reply("too late", delay=1)
+        return Reply(call("bash", {"command": "seq 1 900"}))
+    api = serve(script)
+    s = session(api, tmp_path, threshold=6000, keep_recent=99)
+    for number in range(6):
+        with pytest.raises(KeyboardInterrupt):
+            ask(s, f"work {number}")
+    assert max(len(json.dumps(r.messages)) // 4 for r in api.requests if not is_summary(r)) < 1.2 * 6000
+
+
+def test_what_was_piped_in_leaves_with_a_refused_prompt_and_holds_no_key(serve, tmp_path):
+    api = serve(lambda request: Reply(stop_reason="refusal", thinks=False) if "POISON" in texts(request.messages) else "fine")
+    assert run(api, tmp_path, "-p", "hello").stdout == "fine\n"
+    done = run(api, tmp_path, "-c", "-p", "review", stdin="POISON sk-test-0123456789 " * 90)
+    assert done.returncode == 1 and "[The model declined." in done.stderr
+    assert run(api, tmp_path, "-c", "-p", "and now?").stdout == "fine\n"
+    kept = [path.read_text() for path in (tmp_path / ".transcripts").rglob("*") if path.is_file()]
+    assert "POISON [key removed]" in "".join(kept) and "sk-test-0123456789" not in "".join(kept)
+
+
+def test_a_closed_stdout_is_no_traceback(serve, tmp_path):
+    api = serve()
+    line = " ".join(shlex.quote(part) for part in command("-p", "hello")) + " >&-"
+    done = subprocess.run(line, shell=True, cwd=tmp_path, env=environment(api), capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr and len(api.requests) == 1
+
+
+def test_nothing_to_compact_is_said_and_costs_no_request(serve, tmp_path):
+    api = serve()
+    done = run(api, tmp_path, stdin="/compact\nhello\n/compact\n")
+    assert done.stdout.count("There is nothing to compact yet") == 2 and len(api.requests) == 1
