@@ -749,7 +749,7 @@ def add_tool(name: str, function: Callable[..., str], key: str, kind: str) -> No
     arguments = {arg: {"type": TYPES[hint]} for arg, hint in list(function.__annotations__.items())[1:-1]}
     required = list(arguments)[: len(arguments) - len(function.__defaults__ or ())]
     schema = {"type": "object", "properties": arguments, "required": required}
-    TOOLS.append({"name": name, "description": function.__doc__, "input_schema": schema})
+    TOOLS.append({"name": name, "description": one_line(function.__doc__ or "", 999), "input_schema": schema})
     TOOL_HANDLERS[name], TOOL_ROWS[name] = function, (key, kind, schema)
 # name, function, key argument (shown, and named by a placeholder), kind ("reads" needs no permission)
 add_tool("bash", run_bash, "command", "runs")
