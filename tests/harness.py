@@ -69,6 +69,12 @@ def run(api: MessagesAPI | None, cwd: Path, *args: str, stdin: str | bytes = "",
                                        done.stderr.decode("utf-8", "replace"))
 
 
+def spawn(api: MessagesAPI, cwd: Path, *args: str) -> subprocess.Popen[str]:
+    """The agent as a process on pipes, while it runs."""
+    return subprocess.Popen(command(*args), cwd=cwd, env=environment(api), stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def terminal(api: MessagesAPI, cwd: Path, *args: str, size: tuple[int, int] = (40, 100), **env: str) -> Any:
     """The agent on a pseudo-terminal, at its first prompt."""
     child = pexpect.spawn(sys.executable, ["-c", NO_WAITS, *args], cwd=str(cwd), env=environment(api, **env),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from harness import ask, command, environment, processes, results, said, session, terminal, texts
+from harness import ask, command, environment, processes, results, said, session, spawn, terminal, texts
 from messages_api import Fault, MessagesAPI, Reply, call, is_summary
 
 import agent
@@ -192,15 +192,7 @@ def test_the_environment_of_a_command_does_not_hold_the_key(serve, tmp_path, mon
 def test_an_interrupt_during_the_start_shows_no_key(serve, tmp_path):
     """Case 7-3: SIGINT while the packages are being imported."""
     api = serve([Reply("done", delay=30)])
-    with subprocess.Popen(
-        command("-p", "work"),
-        cwd=tmp_path,
-        env=environment(api),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
+    with spawn(api, tmp_path, "-p", "work") as child:
         assert until(lambda: transcripts(tmp_path))  # the prompt is logged; the SDK is not there yet
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=20)
@@ -235,15 +227,7 @@ def test_a_signal_ends_the_agent_and_its_command(serve, tmp_path, number, times,
     line, mark = sleepers()
     api = serve([Reply(bash(line))])
     try:
-        with subprocess.Popen(
-            command("-y", "-p", "work"),
-            cwd=tmp_path,
-            env=environment(api),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as child:
+        with spawn(api, tmp_path, "-y", "-p", "work") as child:
             assert until(lambda: len([p for p in processes(mark) if "bash" not in name_of(p)]) == 2)
             for _ in range(times):
                 child.send_signal(number)
@@ -293,14 +277,7 @@ def test_after_kill_9_in_the_third_of_five_calls_nothing_that_was_said_is_missin
     ]
     api = serve([Reply("Before that.", bash("echo EARLIER")), Reply("WHAT I WILL DO.", *calls), "carried on"])
     try:
-        child = subprocess.Popen(
-            command("-y", "-p", "THE PROMPT"),
-            cwd=tmp_path,
-            env=environment(api),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        child = spawn(api, tmp_path, "-y", "-p", "THE PROMPT")
         assert until((tmp_path / "third").exists)
         child.kill()
         child.wait()
@@ -340,14 +317,7 @@ def test_after_kill_9_in_the_third_of_five_calls_nothing_that_was_said_is_missin
 def test_kill_9_while_a_reply_comes_in_loses_only_that_reply(serve, tmp_path, monkeypatch, capsys):
     """Case 7-4 (KILL) and DESIGN 4.1."""
     api = serve([Reply("I LOOK.", bash("echo FIRST")), Reply("HALF A REPLY " * 30, pace=0.2), "carried on"])
-    child = subprocess.Popen(
-        command("-y", "-p", "THE PROMPT"),
-        cwd=tmp_path,
-        env=environment(api),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    child = spawn(api, tmp_path, "-y", "-p", "THE PROMPT")
     assert until(lambda: len(api.requests) == 2)
     time.sleep(0.5)
     child.kill()
