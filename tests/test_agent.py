@@ -1,4 +1,4 @@
-"""The agent as a whole and layer 1 as a function: a long conversation, the lesson's rule, import, tour, promises."""
+"""The agent as a whole and layer 1 as a function: a long conversation, the lesson's rule, import, promises."""
 
 import json
 import os
@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tokenize
 from contextlib import suppress
-from dataclasses import fields
 
 import pytest
 from harness import ROOT, agent, ask, command, environment, results, run, said, session, texts
@@ -200,18 +199,6 @@ def test_help_and_version_import_nothing_heavy(tmp_path):
         assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(expected)
 
 
-def test_the_tour_shows_each_layer_at_work(tmp_path):
-    done = subprocess.run([sys.executable, ROOT / "tests" / "demo.py"], cwd=tmp_path, env=environment(None),
-                          capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0 and done.stderr == ""
-    steps = {part.split(":")[0]: part for part in done.stdout.split("\n--- ")[1:]}
-    assert "[micro_compact: " in done.stdout.split("LAYER 1")[0]
-    assert "[auto_compact: " in done.stdout.split("LAYER 2")[1].split("LAYER 3")[0]
-    assert "[auto_compact: " in done.stdout.split("LAYER 3")[1]
-    assert "ALL PASS" in done.stdout and "0 of them invalid" in done.stdout and "\x1b" not in done.stdout
-    assert len(steps) == 10
-
-
 def test_the_file_keeps_its_promise():
     lines = (ROOT / "agent.py").read_text().splitlines()
     assert len(lines) < 1000
@@ -219,25 +206,6 @@ def test_the_file_keeps_its_promise():
     banners = [int(found[1]) for line in lines if (found := re.match(r"# =+ (\d+) ", line))]
     picture = {int(number) for number in re.findall(r"\[(\d+)\]", agent.__doc__)}
     assert banners == list(range(1, 11)) and picture == set(banners)
-
-
-def test_every_setting_stands_in_the_readme_and_in_the_example():
-    names = {"api_key": "ANTHROPIC_API_KEY", "auth_token": "ANTHROPIC_AUTH_TOKEN", "base_url": "ANTHROPIC_BASE_URL",
-             "model": "MODEL_ID"}
-    example = dict(re.findall(r"(?m)^# ([A-Z_]+)=(\S*)", (ROOT / ".env.example").read_text()))
-    table = dict(re.findall(r"(?m)^\| `([A-Z_]+)` \| `?([^`|]*?)`? \|", (ROOT / "README.md").read_text()))
-    wanted = {}
-    for setting in fields(agent.Settings):
-        name = names.get(setting.name, "AGENT_" + setting.name.upper())
-        wanted[name] = "20000" if setting.name == "clear_at_least" else str(setting.default)
-    assert example == wanted and table == wanted
-
-
-def test_the_packages_are_named_alike_everywhere():
-    block = re.search(r"dependencies = (\[.*\])", (ROOT / "agent.py").read_text())[1]
-    wanted = json.loads(block)
-    assert wanted == (ROOT / "tests" / "requirements.txt").read_text().splitlines()[: len(wanted)]
-    assert all(f'"{package}"' in (ROOT / "README.md").read_text() for package in wanted)
 
 
 @pytest.mark.parametrize("name", ["agent.py", "README.md", ".env.example", "tests/demo.py"])
