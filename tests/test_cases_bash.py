@@ -422,3 +422,21 @@ def test_leftovers_of_short_output_are_not_kept(serve, tmp_path):
     [kept] = Path(tmp_path / ".transcripts").glob("*/*.txt")
     assert str(kept.relative_to(tmp_path)) in long and ".transcripts" not in short
     assert kept.read_text() == "".join(f"{i}\n" for i in range(1, 20001))
+
+
+def test_ctrl_c_while_a_command_is_being_started_leaves_nothing_that_runs(serve, tmp_path, monkeypatch):
+    """The moment is made certain: the signal comes when the process is there, but Popen has not returned yet."""
+    mark, start = "sleep 7654.321", subprocess.Popen._execute_child
+
+    def interrupted(self, *args):
+        start(self, *args)
+        signal.raise_signal(signal.SIGINT)
+
+    s = session(serve([Reply(call("bash", {"command": f"touch ran; {mark}"}))]), tmp_path)
+    s.add("user", "go")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(subprocess.Popen, "_execute_child", interrupted)
+        agent.agent_loop(s)
+    time.sleep(0.3)
+    assert processes(mark) == [] and not (tmp_path / "ran").exists()
+    assert ask(s, "and now?") == "ok"
