@@ -213,10 +213,9 @@ CLEARED = "[micro_compact: {:,} -> {:,} tokens; each cleared result is whole in 
 THINKING = ("thinking", "redacted_thinking")
 def micro_compact(messages: list[Message], keep_recent: int = 3, min_chars: int = 100, keep_files: int = 0,
         clear_at_least: float = 0, address: Callable[[Block], str | None] = lambda _: "") -> list[Message]:
-    """Replace old tool results by one line each. Kept: the newest `keep_recent`, those of at most `min_chars`
-    characters, errors, what was not answered yet, the newest reading of the last `keep_files` files if no
-    change came after it, and those whose `address` is None. Returns `messages` itself if all that would free
-    less than `clear_at_least` tokens."""
+    """Replace old tool results by one line each. Kept: the newest `keep_recent`, those of up to `min_chars`
+    characters, errors, what is not answered yet, the newest reading of the last `keep_files` files if not
+    changed since, those whose `address` is None. Returns `messages` rather than free < `clear_at_least`."""
     calls = {call["id"]: call for call in all_blocks(messages, "tool_use")}
     results = [block for block in all_blocks(messages, "tool_result") if block["tool_use_id"] in calls]
     replied = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=0)
@@ -447,7 +446,8 @@ MAX_WAIT = 60                       # seconds; nobody sits longer before a scree
 RETRIED = (0, 200, 408, 409, 429)   # and 5xx. 0: no answer, or a broken one; 200: an error in mid-stream
 OVERFLOW = r"(?i)too long|context.?(length|window|size)|exceeds? .*context|(input|prompt|token).*exceed"
 WHERE = "in the environment or the .env beside agent.py"
-HINTS = {401: "ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN", 404: "MODEL_ID and ANTHROPIC_BASE_URL"}
+KEYS = "ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN"
+HINTS = {401: KEYS, 403: KEYS, 404: "MODEL_ID and ANTHROPIC_BASE_URL"}
 USAGE = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens", "output_tokens")
 FORMS = {"text": ["text"], "thinking": ["thinking", "signature"], "redacted_thinking": ["data"],
          "tool_use": ["id", "name", "input"]}   # the blocks of a reply, and what of them is sent back

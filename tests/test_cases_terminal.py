@@ -161,13 +161,13 @@ def test_a_quick_double_ctrl_c_is_no_traceback(serve, tmp_path):
 def test_ctrl_c_kills_a_command_that_ignores_it(serve, tmp_path):
     """Case 6-2."""
     first, second = (f"sleep {random.randrange(10**7, 10**8)}" for _ in range(2))
-    script = f"trap '' INT; ({first} &) ; echo begun; {second}; touch late"
+    script = f"trap '' INT; ({first} &) ; echo begun; touch begun; {second}; touch late"
     api = serve(
         [Reply(call("bash", {"command": script}), call("bash", {"command": "touch late"})), "the end"]
     )
     person = Person(api, tmp_path, "-y")
     person.child.sendline("run it")
-    wait_for(lambda: all(processes(mark) for mark in (first, second)))
+    wait_for((tmp_path / "begun").exists)
     person.child.sendintr()
     person.prompt()
     wait_for(lambda: not processes(first) and not processes(second), 5)

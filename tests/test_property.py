@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from messages_api import Fault, MessagesAPI, Reply, call, is_summary, redacted, text, thinking
 
-EXAMPLES = int(os.environ.get("AGENT_EXAMPLES", "140"))
+EXAMPLES = int(os.environ.get("AGENT_EXAMPLES", "200"))
 MAX_TURNS, MAX_TRIES = 12, 1 + len(agent.WAITS) + 1  # one more without cache_control or thinking
 THRESHOLDS = (0, 2_000, 4_000, 100_000)
 MARK = f"75{os.getpid()}.{time.time_ns() % 10**9}"  # seconds: a sleep of this length is of this run

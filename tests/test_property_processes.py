@@ -15,7 +15,7 @@ from messages_api import Fault, Reply, call, is_summary
 from test_cases_transcript import resume_in_process
 from test_property import EXAMPLES, as_logged, logged, until
 
-SEEDS = range(max(EXAMPLES // 20, 5))
+SEEDS = range(EXAMPLES // 20 if EXAMPLES > 200 else 4)
 
 
 def bash(number, mark, chance):
