@@ -10,7 +10,7 @@
     [2] the loop <------------------------------------------------------------------+
     [3] micro_compact: old tool results become one line each                        |
     over the threshold? --yes--> [4] auto_compact: a summary and the newest         |
-     | no                            messages take the place of all the rest        |
+     | no <------------------------ messages take the place of all the rest         |
     [7] one request to the model ----> text: that is the answer                     |
      | calls                                                                        |
     [9] may it run? --> [8] run each tool and log its result -----------------------+
@@ -780,7 +780,7 @@ def ask(screen: Terminal, name: str, args: dict[str, Any]) -> str:
         return "the user cannot be asked (no terminal), and -y was not given"
     for line in preview(args, key):
         screen.line("  " + visible(line, JOINING), {"+": GREEN, "-": RED}.get(line[:1], ""))
-    screen.write("  run it? [y]es / [n]o, with a reason / [a]lways: ")
+    screen.write(f"  run it? [y]es / [n]o, with a reason / [a]lways {'this' if kind == 'runs' else name}: ")
     termios.tcflush(sys.stdin, termios.TCIFLUSH)   # what was typed before the question is no answer to it
     answer = sys.stdin.readline()
     screen.at_start, answer = answer.endswith("\n"), answer.strip()

@@ -18,7 +18,7 @@ from test_cases_terminal import Person, typed, wait_for
 
 import agent
 
-QUESTION = "run it? [y]es / [n]o, with a reason / [a]lways:"
+QUESTION = "run it? [y]es / [n]o, with a reason / [a]lways "
 STATUS = re.compile(r"\[([#.]{10})\] ([\d,]+) of ([\d,]+) tokens; in ([\d,]+) \((\d+) % from cache\), out ([\d,]+)")
 ROW = re.compile(r"([ \d,]{7}\d) (#* *) (system   |user     |assistant) (\S.*)")
 INITIAL, UP = "agent >>", "\x1b[A"
@@ -61,7 +61,7 @@ def life(word):
 
 def asked(person, times=1):
     """Read on until the question is there for the first, second ... time."""
-    person.until(lambda: len(re.findall(re.escape(QUESTION + " "), plain(person))) == times)
+    person.until(lambda: len(re.findall(re.escape(QUESTION) + r"\w+: ", plain(person))) == times)
 
 
 def bash(line):
@@ -390,16 +390,16 @@ def test_the_first_acts_of_a_newcomer_screen_by_screen(serve, tmp_path, width):
 
     person.child.sendline("fix the middle")
     asked(person)
-    line = "  " + QUESTION
+    line, again = (f"  {QUESTION}{what}:" for what in ("this", "edit_file"))
     now(PROMPT + "fix the middle", "Let me see.", "> read_file: stats.py", "  ordered = [1, 2, 3]", "  middle = 1",
         "> bash: " + check, line)
     person.child.send("y\r")
     asked(person, 2)
     now(line + " y", "  it runs without an error", "  [exit status 0]", "> edit_file: stats.py", "  -middle = 1",
-        "  +middle = 2", line)
+        "  +middle = 2", again)
     person.child.send("n, leave it\r")
     person.prompt()
-    now(line + " n, leave it", "  Not run: the user said no. leave it",
+    now(again + " n, leave it", "  Not run: the user said no. leave it",
         "As you like: the file stays as it is, and everything in it still works.", status(person))
     person.child.sendline("tell me a story")
     person.child.expect_exact("upon a time")
