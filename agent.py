@@ -75,7 +75,7 @@ class Session:
     call_id: str = ""                   # the call that is running
     cap: int = 24_000                   # bytes that one result of the running batch may have
     focus: str | None = None            # set by the compact tool: compact after this batch, with this focus
-    tokens: int = 0                     # size of the next request, corrected by what the server counted
+    tokens: int = 0                     # size of the last request, as we count; now: count_tokens()
     ratio: float = 1.0                  # the server's count / our estimate of the same messages
     limit: float = 0                    # tokens: the threshold, or less if the server turns out to take less
     floor: float = 0                    # tokens after the last compaction or attempt: the next needs more
@@ -755,7 +755,7 @@ def run_call(session: Session, call: Block) -> tuple[str, bool]:
     try:
         if kind_of(call) != "reads" and (refusal := session.allow(name, args)):
             return f"Not run: {refusal}", True
-        return TOOL_HANDLERS[name](session, **args), False
+        return str(TOOL_HANDLERS[name](session, **args)), False
     except Exception as error:   # of any tool, ours or a reader's: the model is told, the loop goes on
         reason = re.sub(r"^\[Errno \d+\] ", "", str(error)) or type(error).__name__
         return f"Error: {clip(reason, 1000)}", True
@@ -879,7 +879,7 @@ def read_settings() -> Settings:
         if value and isinstance(setting.default, int) and not value.isdecimal():
             raise ValueError(f"{name} must be a whole number, not {value!r}: {WHERE}.")
         values |= {setting.name: int(value) if isinstance(setting.default, int) else value} if value else {}
-    url = re.sub(r"/*(/v1/*)?$", "", values.get("base_url", ANTHROPIC))
+    url = re.sub(r"/*(/v1/*)?$", "", values.get("base_url", Settings.base_url))
     if not re.match(r"https?://.", url):
         raise ValueError(f"ANTHROPIC_BASE_URL must begin with http:// or https://, not {url!r}: {WHERE}.")
     if url == ANTHROPIC and not values.keys() & {"api_key", "auth_token"}:

@@ -352,8 +352,10 @@ def test_a_change_of_one_line_does_what_the_readme_says(serve, tmp_path, monkeyp
     for n in range(20):
         (tmp_path / f"f{n}.txt").write_text(f"{n} " * 1000)
     settings = {"threshold": 6000, "keep_recent": 99}
-    value = new.split(" = ")[1]
-    if "KEEP_FILES" in old:
+    value = new.split(" = ")[-1]
+    if "Task" in old:
+        monkeypatch.setattr(agent, "SUMMARY", agent.SUMMARY.replace(old, new))
+    elif "KEEP_FILES" in old:
         monkeypatch.setattr(agent, "KEEP_FILES", int(value))
         settings = {"keep_recent": 1, "clear_at_least": 0}
     elif "clear_at_least" in old:
@@ -368,6 +370,9 @@ def test_a_change_of_one_line_does_what_the_readme_says(serve, tmp_path, monkeyp
         assert summaries == []
     elif old.startswith("summary_model"):
         assert summaries and set(summaries) == {"small"}
+    elif "Task" in old:
+        asked = [texts(request.messages[-1:]) for request in api.requests if is_summary(request)]
+        assert asked and all("Headings: Task - Open risks - Done - " in text for text in asked)
     elif old.startswith("KEEP_FILES"):
         assert cleared == [True] * (len(cleared) - 1) + [False] and len(cleared) > 10
     else:
