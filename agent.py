@@ -126,7 +126,6 @@ CUT = "Not run: your reply reached the output limit before this call was complet
 GO_ON = "[Your reply was cut off here. Go on exactly where it stopped.]"
 SAY_SOMETHING = "[Your reply was empty. Go on with the task, or say what is in the way.]"
 WINDOW = "model_context_window_exceeded"   # a stop reason; here also for errors that mean the same
-MAX_CUTS = 3   # replies in a row that are cut off; a model in a circle would fill the limit for ever
 def agent_loop(session: Session) -> str:
     """Let the model work on what the user asked until it answers without a call. Returns the answer. Raises
     `Stopped` with one line if there is none, KeyboardInterrupt after Ctrl-C; the history stays valid."""
@@ -167,11 +166,11 @@ def agent_loop(session: Session) -> str:
         for call in calls:
             add_result(session, call, CUT, True)
         tries += 1
-        if not answer and tries > (MAX_CUTS if cut else 1):
+        if not answer and tries > (3 if cut else 1):   # a model in a circle would go on for ever
             raise Stopped("The model gave no answer, again. Its work is kept: rephrase, or say 'go on'.")
         if cut or not answer:
             session.screen.line("[not complete: it was cut off]" if cut else "[the model returned nothing]")
-        if answer and (not cut or tries > MAX_CUTS):
+        if answer and (not cut or tries > 3):
             return answer
         session.add("user", [text_block(GO_ON if cut else SAY_SOMETHING)])
     raise Stopped(f"Stopped after {settings.max_turns} model calls (AGENT_MAX_TURNS). Say 'go on' to go on.")
@@ -479,6 +478,8 @@ def request(session: Session, messages: list[Message], model: str = "", room: in
             return receive(session, params, show=not room)
         except Exception as error:   # of the SDK, httpx2, json ...: whatever a server can bring about
             status, said, bare = getattr(error, "status_code", 0), str(error), strip_thinking(messages)
+            if not status and (lost := re.search("KeyboardInterrupt|SystemExit", said)):   # in pydantic
+                raise (KeyboardInterrupt if lost[0] == "KeyboardInterrupt" else SystemExit(143)) from None
             if status == 413 or status in (400, 500) and re.search(OVERFLOW, said):
                 return [], WINDOW, 0
             if status == 400 and "cache_control" in said and session.cache:
@@ -510,8 +511,7 @@ def receive(session: Session, params: dict[str, Any], show: bool) -> Reply:
                 count |= {name: usage[name] for name in USAGE if usage.get(name)}
                 if show and session.screen.streams:
                     ended = begun.get("type", "text") != "text" and not session.screen.at_start
-                    shown = delta.get("text") or begun.get("text") or ("\n" if ended else "")
-                    session.screen.write(visible(shown))
+                    session.screen.write(visible(delta.get("text") or begun.get("text") or "\n" * ended))
         if stop is None:
             raise Stopped(f"that is no Messages API; check ANTHROPIC_BASE_URL, {WHERE}")
         if not stop:
@@ -773,13 +773,13 @@ def ask(screen: Terminal, name: str, args: dict[str, Any]) -> str:
     import termios
     key, kind, _ = TOOL_ROWS[name]
     rule = (name, str(args.get(key)) if kind == "runs" else "")   # "always": this command, or this file tool
+    for line in preview(args, key):
+        screen.line("  " + visible(line, JOINING), {"+": GREEN, "-": RED}.get(line[:1], ""))
     if not screen.asking or rule in screen.always:
         return ""
     if not screen.terminal:
         screen.line("[not run: there is no terminal to ask on; -y runs everything unasked]")
         return "the user cannot be asked (no terminal), and -y was not given"
-    for line in preview(args, key):
-        screen.line("  " + visible(line, JOINING), {"+": GREEN, "-": RED}.get(line[:1], ""))
     screen.write(f"  run it? [y]es / [n]o, with a reason / [a]lways {'this' if kind == 'runs' else name}: ")
     termios.tcflush(sys.stdin, termios.TCIFLUSH)   # what was typed before the question is no answer to it
     answer = sys.stdin.readline()
@@ -839,7 +839,7 @@ class Terminal:
         self.write(f"{start}{style}{text}{RESET}\n" if self.rich and style else f"{start}{text}\n")
     def result(self, text: str, is_error: bool) -> None:   # of a tool, in short
         lines = text.strip().splitlines()
-        lines[2:-2] = [f"... {len(lines) - 4} more lines"] if len(lines) > 5 else lines[2:-2]
+        lines[2:-2] = [f"... {len(lines) - 4:,} more lines"] if len(lines) > 5 else lines[2:-2]
         for line in lines:
             self.line("  " + line[:110].expandtabs(4), RED if is_error else DIM)
     @contextmanager
@@ -858,8 +858,8 @@ class Terminal:
                 still = time.monotonic() - self.moved
                 if self.label and self.out and self.at_start and still > 0.4:
                     self.shown, columns = True, os.get_terminal_size(self.out.fileno()).columns or 80
-                    label = one_line(visible(self.label()).rpartition("\n")[2], columns // 2 - 4)
-                    print(f"\r\033[K{DIM}{label} {still:.0f} s{RESET}", end="", file=self.out, flush=True)
+                    label = one_line(visible(self.label()).rpartition("\n")[2], columns // 2 - 5)
+                    print(f"\r\033[K{DIM}{label} ({still:.0f} s){RESET}", end="", file=self.out, flush=True)
 def system_prompt(cwd: Path) -> str:
     """The system prompt, with the notes that a project keeps for agents, up to 20,000 characters."""
     text = SYSTEM.format(cwd=cwd, platform=sys.platform, today=time.strftime("%Y-%m-%d"))

@@ -8,6 +8,7 @@ import random
 import re
 import signal
 import time
+from contextlib import suppress
 
 import pytest
 from harness import processes, results, spawn, texts
@@ -59,7 +60,8 @@ def mark():
     length = f"76{os.getpid()}.{time.time_ns() % 10**9}"
     yield length
     for process in processes(length):
-        os.kill(process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 def play(serve, cwd, chance, steps, number):

@@ -311,7 +311,7 @@ def test_the_long_test_log(serve, tmp_path):
     assert (tmp_path / address).stat().st_size == 30_000 and 23_900 < len(seen[0].encode()) <= 24_000
     head, tail = re.split(r"\n\[\.\.\..*\.\.\.\]\n", seen[0])
     assert 1.9 < len(head) / len(tail) < 2.1 and head.startswith("000000000\n") and tail.endswith("[exit status 0]")
-    assert "  000000000\n  000000001\n  ... 2997 more lines\n  000002999\n  [exit status 0]\n" in said(s)
+    assert "  000000000\n  000000001\n  ... 2,997 more lines\n  000002999\n  [exit status 0]\n" in said(s)
     transcript = next((tmp_path / ".transcripts").glob("*.jsonl")).read_text()
     assert json.loads(transcript.splitlines()[3])["content"][0]["content"] == seen[0]
     later = [content for content in seen if content != seen[0]]
