@@ -194,12 +194,12 @@ def add_result(session: Session, call: Block, text: str, is_error: bool) -> None
     result = {"type": "tool_result", "tool_use_id": call["id"], "content": clip(safe, session.cap, address)}
     session.add("user", [result | {"is_error": True} if is_error else result])
 def withdraw(session: Session, why: str) -> None:
-    """Take the open request, and what came after it, out of the view."""
+    """Take the open request, and what came after it, out of the view: it would be refused again."""
     typed = [i for i, message in enumerate(session.messages) if isinstance(message["content"], str)]
     first = session.messages[0]   # of a compacted view: there, the request is the last block
     kept = session.messages[: typed[-1]] if typed else [first | {"content": first["content"][:1]}]
     session.messages, session.words, session.floor = kept, session.words[:-1], 0
-    session.screen.line("[the request has left the conversation: with it, all would be refused again]")
+    session.screen.line("[your request has left the conversation; it stands in the transcript alone]")
     session.transcript.view(session, why, session.tokens)
 
 # ================================ 3  Layer 1: micro_compact ================================
@@ -326,12 +326,13 @@ def memory(session: Session, summary: str, window: list[Message], room: int) -> 
     path, in_window = session.transcript.name, sum(isinstance(message["content"], str) for message in window)
     words = session.words[: len(session.words) - in_window]
     last = session.messages[-1]
-    is_open = words and not in_window and (last["role"] == "user" or bool(all_blocks([last], "tool_use")))
-    task = REQUEST + clip(words.pop(), room // 5, path) if is_open else ""
+    told = block_text(blocks(last)[-1]).startswith(COMPRESSED[:26])   # a memory without a request
+    is_open = last["role"] == "user" and not told or bool(all_blocks([last], "tool_use"))
+    task = REQUEST + clip(words.pop(), room // 5, path) if is_open and words and not in_window else ""
     earlier = EARLIER + quote(words, room // 5, path) if words else ""   # without the task
     left = room - 4 * estimate_tokens([window, task, earlier, COMPRESSED]) - 300   # 300: names, quote marks
-    told = BY_MODEL + quote([summary], max(left, room // 10), path) if summary else BY_PROGRAM
-    past = COMPRESSED.format(path=path, folder=session.transcript.folder) + told + earlier
+    gist = BY_MODEL + quote([summary], max(left, room // 10), path) if summary else BY_PROGRAM
+    past = COMPRESSED.format(path=path, folder=session.transcript.folder) + gist + earlier
     return {"role": "user", "content": [text_block(part) for part in (past, task) if part]}
 def quote(texts: list[str], room: int, address: str) -> str:
     """Texts in about `room` bytes, only the longest cut, in marked lines that cannot pose as others."""
@@ -452,7 +453,6 @@ FORMS = {"text": ["text"], "thinking": ["thinking", "signature"], "redacted_thin
          "tool_use": ["id", "name", "input"]}   # the blocks of a reply, and what of them is sent back
 STOPS = {"message_start": "", "message_stop": "end_turn"}   # if no stop reason came; "": not over yet
 LOST = {"type": "tool_result", "is_error": True, "content": "The program ended: it may or may not have run."}
-
 def valid(messages: list[Message]) -> list[Message]:
     """The messages as the API takes them: roles alternate, from user to user; every call is answered once, in
     the next message and before any text there; no text is blank (`arrive` saw to those of the model)."""
@@ -601,9 +601,10 @@ def run_bash(session: Session, command: str, timeout: float = 0) -> str:
     except OSError:
         output = tempfile.TemporaryFile(buffering=0)
     with output, session.screen.life(lambda: read_output(output.fileno(), 300) or "running"), \
-         subprocess.Popen(["/bin/bash", "-c", 'read && exec /bin/bash -c "$0" </dev/null', command.encode()],
-                          cwd=session.cwd, env=environment, start_new_session=True, text=True,
-                          stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT) as shell:
+         subprocess.Popen(
+             ["/bin/sh", "-c", 'read _ && exec /bin/bash -c -- "$0" </dev/null', command.encode()], text=True,
+             cwd=session.cwd, env=environment, start_new_session=True,
+             stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT) as shell:
         try:
             print(file=shell.stdin, flush=True)   # only now it runs: a Ctrl-C before leaves nothing behind
             while shell.poll() is None and not ending:
@@ -638,7 +639,6 @@ def read_output(file: int, size: int) -> str:
         data = data[: size // 2] + b"\n[...]\n" + os.pread(file, size // 2, total - size // 2)
     lines = ESCAPES.sub("", data.decode("utf-8", "replace")).split("\n")
     return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in lines).strip("\n")
-
 def safe_path(path: str, root: Path) -> Path:
     """The file that `path` names, links resolved. ValueError if that is not inside of `root`."""
     full = (root / os.fsdecode(path.encode())).resolve()
@@ -856,10 +856,10 @@ class Terminal:
             time.sleep(0.5)
             with self.lock, suppress(OSError, ValueError):
                 still = time.monotonic() - self.moved
-                if self.label and self.out and self.at_start and still > 0.4:
+                if (label := self.label) and self.out and self.at_start and still > 0.4:
                     self.shown, columns = True, os.get_terminal_size(self.out.fileno()).columns or 80
-                    label = one_line(visible(self.label()).rpartition("\n")[2], columns // 2 - 5)
-                    print(f"\r\033[K{DIM}{label} ({still:.0f} s){RESET}", end="", file=self.out, flush=True)
+                    life = one_line(visible(label()).rpartition("\n")[2], max(columns // 2 - 5, 3))
+                    print(f"\r\033[K{DIM}{life} ({still:.0f} s){RESET}", end="", file=self.out, flush=True)
 def system_prompt(cwd: Path) -> str:
     """The system prompt, with the notes that a project keeps for agents, up to 20,000 characters."""
     text = SYSTEM.format(cwd=cwd, platform=sys.platform, today=time.strftime("%Y-%m-%d"))
@@ -885,7 +885,6 @@ def read_settings() -> Settings:
     if url == ANTHROPIC and not values.keys() & {"api_key", "auth_token"}:
         raise ValueError(f"No ANTHROPIC_API_KEY: set it {WHERE}. Offline, try: python tests/demo.py")
     return Settings(**values | {"base_url": url})
-
 def turn(session: Session) -> int:
     """Run the loop and say how it ended. Returns the exit status of `-p`."""
     screen, spent, status = session.screen, session.spent, 0
@@ -918,7 +917,8 @@ def repl(session: Session) -> None:
     if person:
         import readline  # input() then has line editing and a history, after -c that of the conversation
         for words in session.words:
-            readline.add_history(words.replace("\0", ""))
+            with suppress(ValueError):   # a locale may not know all characters
+                readline.add_history(words)
         prompt = f"\001{CYAN}\002agent >> \001{RESET}\002" if screen.rich else "agent >> "
     while True:
         try:

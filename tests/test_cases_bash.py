@@ -440,3 +440,11 @@ def test_ctrl_c_while_a_command_is_being_started_leaves_nothing_that_runs(serve,
     time.sleep(0.3)
     assert processes(mark) == [] and not (tmp_path / "ran").exists()
     assert ask(s, "and now?") == "ok"
+
+
+def test_the_shell_takes_a_command_as_it_is_and_reads_its_start_up_file_once(serve, tmp_path, monkeypatch):
+    (tmp_path / "startup").write_text("echo started\n")
+    monkeypatch.setenv("BASH_ENV", str(tmp_path / "startup"))
+    dash, zero = outputs(serve, tmp_path, "-x", "echo $0 $# $SHLVL; cat; echo 'a\nb' \"c\"")
+    assert dash.count("started") == 1 and dash.endswith("-x: command not found\n[exit status 127]")
+    assert re.fullmatch(r"started\n/bin/bash 0 \d+\na\nb c\n\[exit status 0\]", zero)

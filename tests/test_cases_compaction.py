@@ -784,3 +784,16 @@ def test_chinese_text_is_not_counted_as_a_quarter_token_a_character():
     for words, tokens in ((CJK, 2250), ("word " * 600, 750)):
         message = [{"role": "user", "content": [text(words)]}]
         assert tokens <= agent.estimate_tokens(message) <= tokens + 30
+
+
+def test_an_answered_request_is_not_open_again_after_a_second_compaction(serve, tmp_path):
+    """A view that is one memory without a request ends with `user`, and yet nothing in it waits for an answer."""
+    s = session(serve(), tmp_path)
+    ask(s, "FIRST " + "word " * 2000)
+    [view] = agent.rebuild(s, s.messages, "A summary.")[:1]
+    s.messages = [view]
+    again = texts(agent.rebuild(s, s.messages, "Another."))
+    assert "FIRST" in again and agent.EARLIER.strip() in again and agent.REQUEST.strip() not in again
+    s.add("user", "SECOND")
+    opened = texts(agent.rebuild(s, s.messages, "Another."))
+    assert opened.endswith(agent.REQUEST + "SECOND") and "FIRST" in opened.partition(agent.REQUEST)[0]

@@ -515,12 +515,21 @@ def test_the_arrow_brings_back_what_was_typed_before_a_conversation_goes_on(serv
         ask(s, prompt)
     api = serve()
     person = Person(api, tmp_path, "-c")
-    for row in (PROMPT + "three", PROMPT + "with a  in it", "in one", PROMPT + "one"):
+    for row in (PROMPT + "three", "in one", PROMPT + "one"):  # readline takes no NUL
         person.child.send(UP)
         person.until(lambda row=row: rows(person)[-1] == row)
     person.ask("")
     person.leave()
     assert typed(api)[-1] == "one"
+
+
+def test_a_conversation_goes_on_in_a_locale_that_does_not_know_what_was_typed(serve, tmp_path):
+    ask(session(serve(), tmp_path), "h\u00e9llo \U0001f600")
+    api = serve()
+    person = Person(api, tmp_path, "-c", LC_ALL="C", PYTHONUTF8="")
+    person.ask("more")
+    person.leave()
+    assert "h\u00e9llo \U0001f600" in texts(api.requests[0].messages)
 
 
 def test_the_status_line_says_how_much_was_forgotten_in_that_turn_only(serve, tmp_path):
