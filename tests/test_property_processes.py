@@ -16,7 +16,7 @@ from messages_api import Fault, Reply, call, is_summary
 from test_cases_transcript import resume_in_process
 from test_property import EXAMPLES, as_logged, logged, until
 
-SEEDS = range(EXAMPLES // 20 if EXAMPLES > 200 else 3)
+SEEDS = range(EXAMPLES // 20 if EXAMPLES > 200 else 2)
 
 
 def bash(number, mark, chance):
