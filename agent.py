@@ -716,7 +716,6 @@ def replace_file(session: Session, file: Path, data: bytes) -> None:
         new.replace(file)
     finally:
         new.unlink(missing_ok=True)
-
 TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 TOOLS: list[dict[str, Any]] = []   # what the model is told
 TOOL_HANDLERS: dict[str, Callable[..., str]] = {}
@@ -815,7 +814,7 @@ HELP = """/context          show where the tokens are, and what was forgotten
 /clear            begin a new conversation; the old one stays in .transcripts
 /yes              stop asking before commands and changes; again: ask
 /exit             leave (also: exit, q, Ctrl-D). Ctrl-C stops what is running"""
-
+TYPED = rb'(?m)^{"role": "user", "content": ("(?!\[Stand)(?:[^"\\]|\\.)*")}$'   # a line of a transcript
 class Terminal:
     """The screen: text as it streams, lines of the program, and a sign of life while nothing else moves."""
     def __init__(self, out: IO[str] | None = None, streams: bool = True, terminal: bool = False) -> None:
@@ -915,10 +914,11 @@ def repl(session: Session) -> None:
     """Read prompts and slash commands and run them one after the other, until the input ends."""
     screen, person, prompt = session.screen, sys.stdin.isatty(), ""
     if person:
-        import readline  # input() then has line editing and a history, after -c that of the conversation
-        for words in session.words:
-            with suppress(ValueError):   # a locale may not know all characters
-                readline.add_history(words)
+        import readline  # input() then has line editing and a history: what was typed, by the last transcripts
+        for path in sorted(session.cwd.glob(".transcripts/*.jsonl"))[-9:]:
+            with suppress(OSError, ValueError):   # ValueError: a character that this locale does not know
+                for typed in re.findall(TYPED, path.read_bytes()):
+                    readline.add_history(json.loads(typed))
         prompt = f"\001{CYAN}\002agent >> \001{RESET}\002" if screen.rich else "agent >> "
     while True:
         try:

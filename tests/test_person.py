@@ -509,18 +509,26 @@ def test_yes_turns_asking_off_and_on_again(serve, tmp_path):
     assert not (tmp_path / "asked").exists()
 
 
-def test_the_arrow_brings_back_what_was_typed_before_a_conversation_goes_on(serve, tmp_path):
-    s = session(serve(), tmp_path)
-    for prompt in ("one", "two lines\nin one", "with a \0 in it", "three"):
-        ask(s, prompt)
+def test_the_arrow_brings_prompts_of_earlier_conversations_of_this_directory(serve, tmp_path):
+    """They stand in the transcripts, which are private; what was piped in, and what is broken, is none."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder, prompts in ((here, ["one", 'two "lines"\nin one']), (elsewhere, ["not this"]), (here, ["three", "a \0 b"])):
+        folder.mkdir(exist_ok=True)
+        s = session(serve(), folder)
+        for prompt in prompts:
+            ask(s, prompt)
+        ask(s, "[Standard input]\na log\n\nlook at it")
+        time.sleep(1.1)  # the newest is known by its name, which has seconds
+    (here / ".transcripts/29990101T000000Z-0.jsonl").write_bytes(b'{"role": "user", "content": "cut\n\xff\n')
+    (here / ".transcripts/29990101T000001Z-0.jsonl").mkdir()
     api = serve()
-    person = Person(api, tmp_path, "-c")
-    for row in (PROMPT + "three", "in one", PROMPT + "one"):  # readline takes no NUL
+    person = Person(api, here)
+    for row in (PROMPT + "three", "in one", PROMPT + "one"):
         person.child.send(UP)
         person.until(lambda row=row: rows(person)[-1] == row)
     person.ask("")
     person.leave()
-    assert typed(api)[-1] == "one"
+    assert typed(api) == ["one"] and "not this" not in person.raw and "a log" not in person.raw
 
 
 def test_a_conversation_goes_on_in_a_locale_that_does_not_know_what_was_typed(serve, tmp_path):
