@@ -914,7 +914,7 @@ def repl(session: Session) -> None:
     """Read prompts and slash commands and run them one after the other, until the input ends."""
     screen, person, prompt = session.screen, sys.stdin.isatty(), ""
     if person:
-        import readline  # input() then has line editing and a history: what was typed, by the last transcripts
+        import readline  # input() then has line editing, and a history from the last transcripts
         for path in sorted(session.cwd.glob(".transcripts/*.jsonl"))[-9:]:
             with suppress(OSError, ValueError):   # ValueError: a character that this locale does not know
                 for typed in re.findall(TYPED, path.read_bytes()):
