@@ -1,435 +1,110 @@
-"""Figures: is forgetting worth it? Conversations are played through the real agent; only the model is scripted.
+"""Figures: is forgetting worth it? Conversations are played through the real agent; only the
+model is scripted.
 
     python tests/bench.py               conversations made here, from a seed
-    python tests/bench.py PATH...       recorded ones: NAME.jsonl.gz, or directories of them, with the pauses
-                                        of requests.json beside them where there is one
+    python tests/bench.py PATH...       recorded ones: NAME.jsonl.gz, or directories of them, with
+                                        the pauses of requests.json beside them if there is one
     python tests/bench.py --quick       fewer of them, and shorter measurements
     python tests/bench.py --json        the same figures for a program
+    python tests/bench.py --figure tests/context.svg      one conversation as a picture, no more
 
-    1 Conversations             3 The price of a request    5 The comparison    7 Start-up, work, memory
-    2 The model that replays    4 The policies              6 Planted facts     8 What is printed
+    1 The policies      3 Planted facts                      5 The picture
+    2 The comparison    4 Start-up, work, growth, memory     6 What is printed
 
-A recorded conversation can't answer what the model would have done with less in its context. What can be
-counted is what a request would have cost, and how often the next step needed a text that was gone.
+How a conversation is played, and what a request costs, is in replay.py. What a summary loses in
+understanding is not measured; therefore their number is printed.
 """
+
 from __future__ import annotations
 
 import argparse
-import gzip
+import io
 import json
 import multiprocessing
 import os
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import cache, partial
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+from replay import (  # isort: skip
+    MEDIAN,
+    NEVER,
+    OUTPUT,
+    ROOT,
+    SPREAD,
+    SUMMARY,
+    SUMMARY_TOKENS,
+    Block,
+    Conversation,
+    Ledger,
+    Maker,
+    Message,
+    Player,
+    Step,
+    agent,
+    make_conversations,
+    new_agent,
+    play,
+    read_conversation,
+    reply_of,
+    scripted_agent,
+    size_in_tokens,
+    steps_of,
+)
 
-from messages_api import SUMMARY_MARK  # noqa: E402
+# ================================ 1  The policies ================================
+# The agent is the real one. Of the lesson that it grew from, this is the whole: see
+# github.com/shareAI-lab/learn-claude-code, the lesson on context compaction.
 
-import agent  # noqa: E402
+LESSON_RECENT = 3  # results that stay
+LESSON_CHARS = 100  # a shorter result stays
+LESSON_THRESHOLD = 50_000  # tokens
+LESSON_EXCERPT = 80_000  # characters that the lesson has summarised
+FACTORS = (0.92, 0.96, 1.0, 1.04, 1.08)  # of the threshold: a single one is chance
+AUTOMATIC = {"type": "ephemeral"}
 
-Block = dict[str, Any]
-Message = dict[str, Any]
+Forget = Callable[[list[Message], Ledger], list[Message]]
 
-# ================================ 1  Conversations ================================
-# A step is one request: what the user typed before it, the pause before it, the reply, the results of its
-# calls. A call to a tool that the agent doesn't have becomes a bash call of the same length.
-
-@dataclass
-class Step:
-    said: str = ""
-    pause: float = 10.0     # seconds since the request before; 10 where that was not recorded
-    reply: list[Block] = field(default_factory=list)
-    results: list[tuple[str, bool]] = field(default_factory=list)   # text, is_error
-
-@dataclass
-class Conversation:
-    name: str
-    steps: list[Step]
-
-    @property
-    def source(self) -> str:
-        return self.name.rpartition("-")[0]
-
-SCHEMAS: dict[str, Any] = {tool["name"]: tool["input_schema"] for tool in agent.TOOLS}
-KINDS: dict[str, Any] = {"string": str, "integer": int, "number": (int, float), "boolean": bool}
-SIGNATURE = "c2lnbmF0dXJl" * 20   # about what the proof of an empty thinking block weighs
-
-def read_conversation(path: Path) -> Conversation:
-    """A recorded conversation with its pauses."""
-    name, beside = path.name.partition(".")[0], path.parent / "requests.json"
-    known = json.loads(beside.read_text()).get(name, {}) if beside.exists() else {}
-    pauses = known.get("seconds_before_request") or []
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return Conversation(name, steps_of([json.loads(line) for line in lines], pauses))
-
-def steps_of(messages: list[Message], pauses: list[float | None]) -> list[Step]:
-    steps: list[Step] = []
-    said = ""
-    for message in messages:
-        content = message["content"]
-        content = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        if message["role"] == "assistant":
-            pause = pauses[len(steps)] if len(steps) < len(pauses) else None
-            steps.append(Step(said, 10.0 if pause is None else pause, reply_of(content, len(steps))))
-            said = ""
-            continue
-        for result in content:
-            if result["type"] == "tool_result":
-                steps[-1].results.append((agent_text(result), result.get("is_error", False)))
-        said = "\n\n".join(b["text"] for b in content if b["type"] == "text" and b["text"].strip())
-    for step in steps:   # a command that fails is no error of the tool: the agent says so by its exit status
-        names = [block["name"] for block in step.reply if block["type"] == "tool_use"]
-        step.results = [(text, bad and name != "bash") for (text, bad), name in zip(step.results, names)]
-    return [step for step in steps if step.reply]
-
-def reply_of(content: list[Block], number: int) -> list[Block]:
-    """A reply as a current model gives it: its thinking, of which only the proof comes, then what was recorded."""
-    texts = [block for block in content if block["type"] == "text" and block["text"].strip()]
-    calls = [fitting(block) | {"id": f"call_{number}_{i}"}
-             for i, block in enumerate(b for b in content if b["type"] == "tool_use")]
-    thought = {"type": "thinking", "thinking": "", "signature": f"{number:06}{SIGNATURE}"}
-    return [thought, *texts, *calls] if texts or calls else []
-
-def fitting(call: Block) -> Block:
-    """The call as one of the agent's own tools would get it."""
-    schema: Any = SCHEMAS.get(call["name"])
-    if schema and call["name"] != "compact":
-        kinds: dict[str, Any] = {name: KINDS[row["type"]] for name, row in schema["properties"].items()}
-        args = {name: value for name, value in call["input"].items() if isinstance(value, kinds.get(name, ()))}
-        if args.keys() >= set(schema["required"]):
-            return {"type": "tool_use", "name": call["name"], "input": args}
-    whole = json.dumps({call["name"]: call["input"]}, ensure_ascii=False)
-    return {"type": "tool_use", "name": "bash", "input": {"command": whole}}
-
-def agent_text(block: Block) -> str:
-    content: Any = block.get("content", block.get("text", ""))
-    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
-
-# Made conversations have the sizes of recorded ones: a result has 85 tokens in the median and 12,600 in the
-# 99th percentile, results are about 68 % of the context, 60 % of the readings are of a file read before.
-
-MEDIAN, SPREAD, LONGEST = 85 * 3, 2.15, 200_000   # characters; sigma of a log-normal distribution
-WORDS = ["value", "index", "parse", "error", "node", "path", "return", "state", "test", "buffer", "request", "open",
-         "close", "line", "token", "write", "read", "merge", "cache", "limit", "offset", "handle", "result", "config"]
-
-class Maker:
-    """A seeded source of conversations about a project whose files exist only in here."""
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.files: dict[str, str] = {}
-        self.read: list[str] = []
-
-    def text(self, size: float) -> str:
-        """About `size` characters, in lines; no two lines are the same."""
-        lines, left = [], size
-        while left > 0:
-            indent, count = " " * self.chance.choice((0, 4, 8)), self.chance.randint(3, 12)
-            words = " ".join(self.chance.choices(WORDS, k=count))
-            lines.append(f"{indent}{words} {self.chance.randrange(16 ** 6):06x}")
-            left -= len(lines[-1]) + 1
-        return "\n".join(lines)
-
-    def size(self, scale: float = 1.0) -> float:
-        return min(MEDIAN * scale * self.chance.lognormvariate(0, SPREAD), LONGEST)
-
-    def conversation(self, name: str) -> Conversation:
-        """10 to 450 requests, as recorded; a new prompt of the user about every 15."""
-        count = int(min(max(self.chance.lognormvariate(4.4, 0.9), 10), 450))
-        messages: list[Message] = [{"role": "user", "content": self.text(800)}]
-        pauses: list[float | None] = []
-        for number in range(count):
-            answers = bool(pauses) and self.chance.random() < 1 / 15 and number < count - 1
-            typed = isinstance(messages[-1]["content"], str)
-            pauses.append(self.chance.lognormvariate(4.4, 1.3) if typed else self.chance.lognormvariate(1.8, 0.8))
-            if answers and not typed:
-                messages += [{"role": "assistant", "content": self.text(900)},
-                             {"role": "user", "content": self.text(150)}]
-            else:
-                messages += self.work()
-        return Conversation(name, steps_of(messages, pauses))
-
-    def work(self) -> list[Message]:
-        """One reply with one or several calls, and their results."""
-        calls, results = [], []
-        for _ in range(self.chance.choices((1, 2, 4, 8), (80, 12, 6, 2))[0]):
-            name, args, result = self.call()
-            calls.append({"type": "tool_use", "id": "", "name": name, "input": args})
-            results.append({"type": "tool_result", "tool_use_id": "", "content": result})
-        said = [{"type": "text", "text": self.text(self.chance.expovariate(1 / 250))}]
-        return [{"role": "assistant", "content": said + calls}, {"role": "user", "content": results}]
-
-    def call(self) -> tuple[str, dict[str, Any], str]:
-        kind = self.chance.choices(("bash", "read", "edit", "write"), (52, 27, 18, 3))[0]
-        if kind == "edit" and self.read:
-            return self.edit(self.chance.choice(self.read[-6:]))
-        if kind == "bash" or kind == "edit":
-            return "bash", {"command": self.text(self.chance.expovariate(1 / 200))}, self.text(self.size(0.6))
-        if kind == "read" and self.read and self.chance.random() < 0.6:
-            path = self.chance.choice(self.read[-8:])
-        else:
-            path = f"src/{self.chance.choice(WORDS)}_{len(self.files)}.py"
-            self.files[path] = self.text(max(min(self.size(8.0), 60_000), 200))
-        self.read.append(path)
-        if kind == "write":
-            return "write_file", {"path": path, "content": self.files[path]}, "written"
-        return "read_file", {"path": path}, self.files[path][:LONGEST]
-
-    def edit(self, path: str) -> tuple[str, dict[str, Any], str]:
-        """Replace a few lines of a file that was read not long ago."""
-        lines = self.files[path].split("\n")
-        shown = self.files[path].count("\n", 0, 12_000)   # of a long file only the beginning is shown
-        start = self.chance.randrange(shown + 1)
-        old, new = "\n".join(lines[start : start + 6]), self.text(self.chance.expovariate(1 / 500))
-        self.files[path] = self.files[path].replace(old, new, 1)
-        return "edit_file", {"path": path, "old_text": old, "new_text": new}, "Edited."
-
-def make_conversations(count: int) -> list[Conversation]:
-    return [Maker(seed).conversation(f"made-{seed:02}") for seed in range(1, count + 1)]
-
-# ================================ 2  The model that replays ================================
-# It stands where the SDK's client would: the agent sends it requests and gets the recorded replies.
-
-SUMMARY_TOKENS = 1_500
-SUMMARY = "\n".join(f"- note {n}: what was done here and what it led to, in about as many words" for n in range(58))
-
-class Event(dict[str, Any]):
-    """A dict whose fields are attributes, too, and which can be turned into data, as the SDK's objects can."""
-    def __getattr__(self, name: str) -> Any:
-        value = self.get(name)
-        return Event(value) if isinstance(value, dict) else value
-
-    def to_dict(self, **options: Any) -> Block:
-        return dict(self)
-
-EMPTY: dict[str, Block] = {"text": {"text": ""}, "thinking": {"signature": ""}, "tool_use": {"input": {}}}
-
-class Stream:
-    """One reply as events: each block comes in one piece."""
-    def __init__(self, content: list[Block], usage: dict[str, int]) -> None:
-        calls = any(block["type"] == "tool_use" for block in content)
-        self.content, self.usage, self.stop = content, usage, "tool_use" if calls else "end_turn"
-
-    def __enter__(self) -> Stream:  # noqa: PYI034 - `Self` is younger than Python 3.10
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __iter__(self) -> Iterator[Event]:
-        start: Block = {"role": "assistant", "content": [], "stop_reason": None, "usage": self.usage}
-        yield Event(type="message_start", message=start)
-        for at, block in enumerate(self.content):
-            yield Event(type="content_block_start", index=at, content_block=block | EMPTY[block["type"]])
-            for delta in deltas(block):
-                yield Event(type="content_block_delta", index=at, delta=delta)
-            yield Event(type="content_block_stop", index=at)
-        yield Event(type="message_delta", delta={"stop_reason": self.stop}, usage={"output_tokens": 1})
-        yield Event(type="message_stop")
-
-def deltas(block: Block) -> list[Block]:
-    if block["type"] == "text":
-        return [{"type": "text_delta", "text": block["text"]}]
-    if block["type"] == "thinking":
-        return [{"type": "signature_delta", "signature": block["signature"]}]
-    return [{"type": "input_json_delta", "partial_json": json.dumps(block["input"])}]
-
-class Player:
-    """The client of a session: plays the step that is set, and has each request entered in the ledger."""
-    def __init__(self, ledger: Ledger | None = None) -> None:
-        self.ledger, self.messages = ledger, self
-        self.step = Step()
-        self.left: list[tuple[str, bool]] = []   # results of the step's calls that are still to come
-        self.summary = SUMMARY
-
-    def create(self, **params: Any) -> Stream:
-        messages = params["messages"]
-        wanted = agent_text(messages[-1]["content"][-1]) if messages else ""
-        summary = SUMMARY_MARK in wanted
-        usage = self.ledger.enter(messages, None if summary else self.step) if self.ledger else {}
-        if summary:
-            return Stream([{"type": "text", "text": self.summary}], usage)
-        self.left = list(self.step.results)
-        return Stream(self.step.reply, usage)
-
-def replay_result(session: agent.Session, **args: Any) -> str:
-    """Stands for every tool: the recorded result of the call whose turn it is."""
-    text, is_error = session.client.left.pop(0)
-    if is_error:
-        raise ValueError(text)
-    return str(text)
-
-@contextmanager
-def scripted_session(player: Player, **settings: Any) -> Iterator[agent.Session]:
-    """A session of the real agent in an empty directory, with the player as its model and for its tools."""
-    real, agent.WAITS = dict(agent.TOOL_HANDLERS), (0, 0, 0)   # a fault of the replay shows at once
-    agent.TOOL_HANDLERS.update({name: replay_result for name in real if name != "compact"})
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            yield agent.Session(agent.Settings(api_key="none", max_turns=1, **settings), client=player,
-                                allow=lambda name, args: "", cwd=Path(folder))
-    finally:
-        agent.TOOL_HANDLERS.update(real)
-
-def play(session: agent.Session, step: Step) -> None:
-    """One turn of the agent's loop, which then says that it stops after the one turn that is allowed."""
-    session.client.step = step
-    if step.said:
-        session.add("user", step.said)
-    session.last_reply -= step.pause
-    try:
-        agent.agent_loop(session)
-    except agent.Stopped as stop:
-        if "AGENT_MAX_TURNS" not in str(stop):
-            raise
-
-# ================================ 3  The price of a request ================================
-# In tokens at the price of one uncached token of input. An entry of the cache exists only where an earlier
-# request ended; it is looked for at most 20 blocks back, and lost five minutes after its last use.
-
-READ, WRITE, OUTPUT = 0.1, 1.25, 5.0
-LOOK_BACK, LIFETIME = 20, 300
-PARTS = {"read": "read from the cache", "new": "written the first time", "again": "written again after forgetting",
-         "cold": "written again as the cache was cold", "summary": "for summaries"}
-TOKENS_PER_BYTE = 0.35      # mixed tool output has 2.85 characters a token
-NUMBER = re.compile(r"(?m)^ *\d+(?:→|\t|: ?|\| ?)")   # of a line, as some readers print it
-
-def key_of(block: Block) -> tuple[str, ...]:
-    """What tells a block from another one; ids and signatures are unique in a conversation."""
-    kind = block["type"]
-    if kind == "tool_use":
-        return kind, block["id"], json.dumps(block["input"], ensure_ascii=False)
-    return kind, str(block.get("tool_use_id", block.get("signature", ""))), agent_text(block)
-
-class Ledger:
-    """What the requests of one conversation cost, and what was missing in them."""
-    def __init__(self) -> None:
-        self.entries: dict[int, float] = {}    # prefix -> when it was last used
-        self.sent: set[tuple[str, ...]] = set()
-        self.sizes: dict[tuple[str, ...], int] = {}
-        self.readable: dict[tuple[str, ...], str] = {}
-        self.cost: dict[str, float] = dict.fromkeys(PARTS, 0.0)
-        self.count: Counter[str] = Counter()   # "requests", "summaries", "rewritten"
-        self.clock, self.largest, self.end, self.thoughts = 0.0, 0, 0, 0
-        self.edits: list[bool] = []            # was the old text of the edit in the context?
-        self.repeats: list[bool] = []          # was the earlier reading of the file?
-        self.readings: dict[str, str] = {}     # path -> how its last reading began
-
-    def size(self, key: tuple[str, ...]) -> int:
-        if key not in self.sizes:
-            self.sizes[key] = int((len("".join(key).encode("utf-8", "replace")) + 40) * TOKENS_PER_BYTE)
-        return self.sizes[key]
-
-    def enter(self, messages: list[Message], step: Step | None) -> dict[str, int]:
-        """Enter a request of the agent; without a step it is one for a summary. Returns its usage."""
-        blocks = [b for m in messages for b in
-                  ([{"type": "text", "text": m["content"]}] if isinstance(m["content"], str) else m["content"])]
-        keys = [("system", fixed_text()), *map(key_of, blocks)]
-        self.clock += step.pause if step else 5
-        read, written = self.charge(keys, step is None)
-        self.largest = max(self.largest, read + written)
-        if step:
-            self.inspect(keys, step)
-        return {"input_tokens": 0, "cache_read_input_tokens": read, "cache_creation_input_tokens": written}
-
-    def charge(self, keys: list[tuple[str, ...]], summary: bool) -> tuple[int, int]:
-        prefixes = [0]
-        for key in keys:
-            prefixes.append(hash((prefixes[-1], key)))
-        places = [n for n in range(len(keys), max(len(keys) - LOOK_BACK, 0) - 1, -1) if prefixes[n] in self.entries]
-        known = places[0] if places else 0
-        warm = next((n for n in places if self.clock - self.entries[prefixes[n]] <= LIFETIME), 0)
-        for n in {warm, len(keys)} - {0}:
-            self.entries[prefixes[n]] = self.clock
-        self.count["summaries" if summary else "requests"] += 1
-        if not summary:
-            self.count["rewritten"] += bool(self.end and self.end not in prefixes)
-            self.end = prefixes[-1]
-        sizes = [self.size(key) for key in keys]
-        self.book(keys, sizes, warm, known, summary)
-        return sum(sizes[:warm]), sum(sizes[warm:])
-
-    def book(self, keys: list[tuple[str, ...]], sizes: list[int], warm: int, known: int, summary: bool) -> None:
-        """Enter what was read and written, by its reason."""
-        self.cost["summary" if summary else "read"] += READ * sum(sizes[:warm])
-        self.cost["summary"] += OUTPUT * SUMMARY_TOKENS if summary else 0
-        for n in range(warm, len(keys)):
-            again = "cold" if n < known else "again" if keys[n] in self.sent else "new"
-            self.cost["summary" if summary else again] += WRITE * sizes[n]
-        self.sent.update(keys[warm:])
-
-    def inspect(self, keys: list[tuple[str, ...]], step: Step) -> None:
-        """Could the reply that was recorded have been given to this request?"""
-        thoughts = sum(key[0] == "thinking" for key in keys)
-        self.count["thoughts lost"] += max(self.thoughts - thoughts, 0)
-        self.thoughts = thoughts + 1   # and that of the reply
-        results = iter(step.results)
-        for call in (block for block in step.reply if block["type"] == "tool_use"):
-            path, result = str(call["input"].get("path", "")), next(results, ("", True))
-            if call["name"] == "edit_file" and call["input"]["old_text"].strip():
-                self.edits.append(self.stands(call["input"]["old_text"].strip(), keys))
-            if call["name"] == "read_file" and not result[1]:
-                if path in self.readings:
-                    self.repeats.append(self.stands(self.readings[path], keys))
-                self.readings[path] = NUMBER.sub("", result[0]).strip()[:200]
-
-    def stands(self, text: str, keys: list[tuple[str, ...]]) -> bool:
-        return any(text in self.plain(key) for key in reversed(keys))
-
-    def plain(self, key: tuple[str, ...]) -> str:
-        """The text of a block without the numbers of its lines; of a call all its arguments."""
-        if key not in self.readable:
-            last = "\n".join(map(str, json.loads(key[-1]).values())) if key[0] == "tool_use" else key[-1]
-            self.readable[key] = NUMBER.sub("", last) if key[0] in ("tool_result", "text") else last
-        return self.readable[key]
-
-@cache
-def fixed_text() -> str:
-    """About what the system prompt and the tools weigh, the same for every policy."""
-    return json.dumps(agent.TOOLS) + "." * 1200
-
-# ================================ 4  The policies ================================
-# The agent is the real one. So is the lesson's first layer, which is micro_compact with its default
-# arguments. Of the lesson's second layer, which the agent no longer has, this is the whole.
-
-LESSON_THRESHOLD, LESSON_EXCERPT = 50_000, 80_000   # tokens; characters that the lesson has summarised
-NEVER = 10 ** 9
 
 def play_agent(conversation: Conversation, **settings: Any) -> Ledger:
     ledger = Ledger()
-    with scripted_session(Player(ledger), **settings) as session:
+    with scripted_agent(Player(ledger), **settings) as a:
         for step in conversation.steps:
-            play(session, step)
+            play(a, step)
     return ledger
 
-def play_plain(conversation: Conversation, forget: Callable[[list[Message], Ledger], list[Message]]) -> Ledger:
-    """Play without the agent's loop: `forget` says before each request what is left of the messages."""
+
+def play_plain(conversation: Conversation, forget: Forget) -> Ledger:
+    """Play without the agent: `forget` says before each request what is left of the messages."""
     ledger = Ledger()
     messages: list[Message] = []
     for step in conversation.steps:
+        ledger.clock += step.pause
         if step.said:
-            add(messages, [{"type": "text", "text": step.said}])
+            add(messages, [agent.text_block(step.said)])
         messages = forget(messages, ledger)
-        ledger.enter(messages, step)
+        ledger.enter({"messages": messages, "cache_control": AUTOMATIC}, step)
         messages.append({"role": "assistant", "content": step.reply})
-        calls = [block["id"] for block in step.reply if block["type"] == "tool_use"]
-        add(messages, [{"type": "tool_result", "tool_use_id": call, "content": text or "(no output)"}
-                       | ({"is_error": True} if bad else {}) for call, (text, bad) in zip(calls, step.results)])
+        results = []
+        for call, (text, is_error) in zip(step.calls, step.results, strict=True):
+            result = {"type": "tool_result", "tool_use_id": call["id"], "content": text or "(none)"}
+            results.append(result | ({"is_error": True} if is_error else {}))
+        add(messages, results)
     return ledger
+
 
 def add(messages: list[Message], content: list[Block]) -> None:
     """What is sent as the user: one message for neighbours."""
@@ -438,167 +113,220 @@ def add(messages: list[Message], content: list[Block]) -> None:
     elif content:
         messages.append({"role": "user", "content": content})
 
+
 def keep_all(messages: list[Message], ledger: Ledger) -> list[Message]:
     return messages
 
+
 def lesson_one(messages: list[Message], ledger: Ledger) -> list[Message]:
-    return agent.micro_compact(messages)
+    """Every result but the newest three becomes one line.
 
-def lesson_both(messages: list[Message], ledger: Ledger) -> list[Message]:
-    """Over the threshold a summary of the beginning, asked for in a request of its own, takes the place of all."""
-    messages = agent.micro_compact(messages)
-    if agent.estimate_tokens(messages) <= LESSON_THRESHOLD:
+    Thinking behind the first change goes: else the API refuses the request.
+    """
+    names = {call["id"]: call["name"] for call in agent.all_blocks(messages, "tool_use")}
+    results = agent.all_blocks(messages, "tool_result")
+    placeholders = {}
+    for result in results[:-LESSON_RECENT]:
+        if len(result["content"]) > LESSON_CHARS:
+            name = result["tool_use_id"]
+            placeholders[name] = f"[Previous: used {names[name]}]"
+    return agent.replace_results(messages, placeholders) if placeholders else messages
+
+
+def lesson_both(messages: list[Message], ledger: Ledger, threshold: float) -> list[Message]:
+    """Over the threshold a summary of the beginning, asked for in a request of its own, takes the
+    place of all."""
+    messages = lesson_one(messages, ledger)
+    if agent.estimate_tokens(messages) <= threshold:
         return messages
-    excerpt = json.dumps(messages, ensure_ascii=False)[:LESSON_EXCERPT].encode("utf-8", "replace")
-    ledger.cost["summary"] += len(excerpt) * TOKENS_PER_BYTE + OUTPUT * SUMMARY_TOKENS
+    excerpt = json.dumps(messages, ensure_ascii=False)[:LESSON_EXCERPT]
+    ledger.cost += size_in_tokens(excerpt) + OUTPUT * SUMMARY_TOKENS
     ledger.count["summaries"] += 1
-    return [{"role": "user", "content": [{"type": "text", "text": SUMMARY}]}]
+    return [{"role": "user", "content": [agent.text_block(SUMMARY)]}]
 
-POLICIES: dict[str, Callable[[Conversation], Ledger]] = {
-    "no compaction": lambda c: play_plain(c, keep_all),
-    "results capped, no more": lambda c: play_agent(c, threshold=0, clear_at_least=NEVER, keep_recent=NEVER),
-    "lesson: layer 1": lambda c: play_plain(c, lesson_one),
-    "lesson: layers 1 and 2": lambda c: play_plain(c, lesson_both),
-    "ours": lambda c: play_agent(c),
-}
+
+def play_lesson(conversation: Conversation, factor: float) -> Ledger:
+    return play_plain(conversation, partial(lesson_both, threshold=factor * LESSON_THRESHOLD))
+
+
+def play_ours(conversation: Conversation, factor: float) -> Ledger:
+    return play_agent(conversation, threshold=int(factor * agent.THRESHOLD))
+
+
+def play_capped(conversation: Conversation, factor: float) -> Ledger:
+    return play_agent(conversation, threshold=0, clear_at_least=NEVER, keep_recent=NEVER)
+
+
 NOTHING, OURS = "no compaction", "ours"
+POLICIES: dict[str, Callable[[Conversation, float], Ledger]] = {
+    NOTHING: lambda conversation, factor: play_plain(conversation, keep_all),
+    "results capped, no more": play_capped,
+    "lesson: layer 1": lambda conversation, factor: play_plain(conversation, lesson_one),
+    "lesson: layers 1 and 2": play_lesson,
+    OURS: play_ours,
+}
+WITH_THRESHOLD = ("lesson: layers 1 and 2", OURS)
 
-# ================================ 5  The comparison ================================
+# ================================ 2  The comparison ================================
+
 
 @dataclass
 class Played:
     """One conversation under one policy, in figures."""
-    name: str
-    source: str
+
     cost: float
-    parts: dict[str, float]
-    requests: int
+    forced: float  # of that, for texts that were gone
+    count: Counter[str]
     largest: int
-    edits: list[bool]
-    repeats: list[bool]
-    clearings: int
-    summaries: int
-    thoughts_lost: int
+    fullness: float  # the largest context / the threshold
 
-def play_one(job: tuple[Conversation, str]) -> Played:
-    conversation, policy = job
-    ledger = POLICIES[policy](conversation)
-    count, cost = ledger.count, sum(ledger.cost.values())
-    return Played(conversation.name, conversation.source, cost, dict(ledger.cost), count["requests"], ledger.largest,
-                  ledger.edits, ledger.repeats, max(count["rewritten"] - count["summaries"], 0), count["summaries"],
-                  count["thoughts lost"])
 
-def compare(conversations: list[Conversation], policies: list[str]) -> dict[str, list[Played]]:
-    """Each conversation under each policy, on all processors."""
-    jobs = [(conversation, policy) for policy in policies for conversation in conversations]
-    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+Runs = list[list[Played]]  # one list for each threshold
+
+
+def play_one(job: tuple[Conversation, str, float]) -> Played:
+    conversation, policy, factor = job
+    ledger = POLICIES[policy](conversation, factor)
+    largest = max(ledger.contexts)
+    fullness = largest / (factor * agent.THRESHOLD)
+    return Played(ledger.cost, ledger.forced, ledger.count, largest, fullness)
+
+
+def compare(conversations: list[Conversation], factors: tuple[float, ...]) -> dict[str, Runs]:
+    """Each conversation under each policy, on two processors."""
+    keys = [(p, f) for p in POLICIES for f in (factors if p in WITH_THRESHOLD else (1.0,))]
+    jobs = [(c, policy, factor) for policy, factor in keys for c in conversations]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
         played = list(pool.map(play_one, jobs))
-    size = len(conversations)
-    return {policy: played[n * size : (n + 1) * size] for n, policy in enumerate(policies)}
+    runs: dict[str, Runs] = {policy: [] for policy in POLICIES}
+    for n, (policy, _) in enumerate(keys):
+        runs[policy].append(played[n * len(conversations) : (n + 1) * len(conversations)])
+    return runs
 
-def ratio(part: list[Played], whole: list[Played]) -> float:
-    return sum(p.cost for p in part) / max(sum(p.cost for p in whole), 1)
 
-def lost(now: list[bool], then: list[bool]) -> int:
-    """How many stood in the context when recorded and don't any more."""
-    return sum(before and not after for after, before in zip(now, then))
+def figures(runs: Runs, base: list[Played]) -> dict[str, float]:
+    """One line of the table: means over the runs; the largest of what must not happen."""
+    ratios = [[p.cost / b.cost for p, b in zip(played, base, strict=True)] for played in runs]
+    whole = sum(b.cost for b in base)
+    flat = [p for played in runs for p in played]
 
-def figures(played: list[Played], base: list[Played]) -> dict[str, Any]:
-    """One line of the table."""
-    ratios = [p.cost / b.cost for p, b in zip(played, base)]
-    edits, repeats = sum(sum(b.edits) for b in base), sum(sum(b.repeats) for b in base)
-    blind = sum(lost(p.edits, b.edits) for p, b in zip(played, base))
-    again = sum(lost(p.repeats, b.repeats) for p, b in zip(played, base))
-    return {"sum": ratio(played, base), "median": statistics.median(ratios), "worst": max(ratios),
-            "dearer": sum(r > 1.0005 for r in ratios), "blind": blind, "edits": edits,
-            "rereads": again, "repeats": repeats, "largest": max(p.largest for p in played),
-            "clearings": sum(p.clearings for p in played), "summaries": sum(p.summaries for p in played),
-            "thoughts_lost": sum(p.thoughts_lost for p in played), "requests": sum(p.requests for p in played)}
+    def per_run(name: str) -> float:
+        return sum(p.count[name] for p in flat) / len(runs)
 
-def by_source(played: list[Played], base: list[Played]) -> dict[str, dict[str, Any]]:
-    """Each source alone, and all the others without it: what a figure owes to one of them."""
-    pairs, found = list(zip(played, base)), {}
-    for source in sorted({p.source for p in played}):
-        own = [pair for pair in pairs if pair[0].source == source]
-        rest = [pair for pair in pairs if pair[0].source != source] or own
-        found[source] = {"own": figures(*map(list, zip(*own))), "rest": figures(*map(list, zip(*rest)))}
-    return found
+    return {
+        "sum": sum(p.cost for p in flat) / len(runs) / whole,
+        "median": statistics.fmean(statistics.median(row) for row in ratios),
+        "worst": max(max(row) for row in ratios),
+        "dearer": sum(statistics.fmean(column) > 1.0005 for column in zip(*ratios, strict=True)),
+        "without_look_ups": sum(p.cost - p.forced for p in flat) / len(runs) / whole,
+        "blind": 100 * per_run("blind") / max(per_run("edits"), 1),
+        "look_ups": 100 * per_run("look-ups") / per_run("requests"),
+        "largest": max(p.largest for p in flat),
+        "fullness": max(p.fullness for p in flat),
+        "clearings": max(per_run("rewritten") - per_run("summaries"), 0),
+        "summaries": per_run("summaries"),
+    }
 
-# ================================ 6  Planted facts ================================
-# Marks are planted where a conversation has its facts, and the summariser drops them all. Afterwards a mark
-# is still in the context, or one command finds it in a file that the context names, or it is gone.
 
-PLACES = ("user: first rule", "user: later rule", "user: long paste", "early result", "early long result",
-          "middle result", "middle long result", "late result", "late long result", "path read", "path edited",
-          "command", "reply")
+# ================================ 3  Planted facts ================================
+# Marks are planted where a conversation has its facts, and the summariser drops them all. Then a
+# mark is still in the context, or one command finds it in a file that the context names, or it is
+# gone.
+
+PLACES = (
+    "user: first rule, user: later rule, user: long paste, early result, early long result, "
+    "middle result, middle long result, late result, late long result, path read, path edited, "
+    "command, reply"
+).split(", ")
+MARKS = {place: f"MARK{n:02}q" for n, place in enumerate(PLACES)}
 ADDRESS = re.compile(r"\.transcripts/[\w-]+(?:\.jsonl|/[\w-]+\.txt)?")
+COMPACTIONS = (1, 3, 10)
+
 
 def plant(maker: Maker) -> list[Step]:
-    """Nine steps that hold the marks, early ones first."""
-    marks = {place: f"MARK{n:02}q" for n, place in enumerate(PLACES)}
+    """Eight steps that hold the marks, early ones first."""
 
-    def step(said: str, text: str, calls: list[tuple[str, Block, str]]) -> Step:
-        content = [{"type": "text", "text": text}] + [{"type": "tool_use", "name": n, "input": a} for n, a, _ in calls]
-        return Step(said, 10.0, content, [(result, False) for _, _, result in calls])
+    def step(said: str, text: str, *calls: tuple[str, Block, str]) -> Step:
+        content = [agent.text_block(text)]
+        content += [{"type": "tool_use", "name": name, "input": args} for name, args, _ in calls]
+        return Step(said, reply=content, results=[(result, False) for _, _, result in calls])
 
     def long(mark: str) -> str:
         return f"{maker.text(30_000)}\n{mark}\n{maker.text(30_000)}"
 
-    steps = [step(f"Do it. Rule: never touch {marks['user: first rule']}.", "Well.", [
-                 ("bash", {"command": "one"}, marks["early result"])]),
-             step("", "On.", [("bash", {"command": "two"}, long(marks["early long result"]))]),
-             step(f"Rule: keep {marks['user: later rule']}.", f"Noted {marks['reply']}.",
-                  [("read_file", {"path": marks["path read"] + ".py"}, maker.text(3000)),
-                   ("bash", {"command": f"make {marks['command']}"}, maker.text(2000))]),
-             step("", "On.", [("bash", {"command": "three"}, f"{maker.text(3000)} {marks['middle result']}")]),
-             step("", "On.", [("bash", {"command": "four"}, long(marks["middle long result"]))]),
-             step(long(marks["user: long paste"]), "Edit.", [
-                 ("edit_file", {"path": marks["path edited"] + ".py", "old_text": "a", "new_text": "b"}, "Edited.")]),
-             step("", "On.", [("bash", {"command": "five"}, long(marks["late long result"]))]),
-             step("", "On.", [("bash", {"command": "six"}, marks["late result"])])]
-    return steps
+    def bash(command: str, result: str) -> tuple[str, Block, str]:
+        return "bash", {"command": command}, result
 
-def find(session: agent.Session, mark: str, context: str) -> str:
-    """Where a mark is: one grep, run by the agent's own tool, for each file or directory that the context names."""
+    marks = MARKS
+    read = {"path": marks["path read"] + ".py"}
+    edited = {"path": marks["path edited"] + ".py", "old_text": "a", "new_text": "b"}
+    noted = [
+        ("read_file", read, maker.text(3_000)),
+        bash(f"make {marks['command']}", maker.text(2_000)),
+    ]
+    return [
+        step(f"Rule: no {marks['user: first rule']}.", "Well.", bash("one", marks["early result"])),
+        step("", "On.", bash("two", long(marks["early long result"]))),
+        step(f"Rule: keep {marks['user: later rule']}.", f"Noted {marks['reply']}.", *noted),
+        step("", "On.", bash("three", f"{maker.text(3_000)} {marks['middle result']}")),
+        step("", "On.", bash("four", long(marks["middle long result"]))),
+        step(long(marks["user: long paste"]), "Edit.", ("edit_file", edited, "Edited.")),
+        step("", "On.", bash("five", long(marks["late long result"]))),
+        step("", "On.", bash("six", marks["late result"])),
+    ]
+
+
+def find(a: agent.Agent, mark: str, context: str) -> str:
+    """Where a mark is: one grep, run by the agent's own tool, for each address in the context."""
     if mark in context:
         return "in"
+    a.running = {"id": "search"}
     for address in sorted(set(ADDRESS.findall(context))):
-        if (session.cwd / address).exists() and mark in agent.run_bash(session, f"grep -rhom1 {mark} {address}"):
-            return "one call"
+        if (a.workspace.root / address).exists():
+            if mark in agent.bash(a, f"grep -rhom1 {mark} {address}"):
+                return "one call"
     return "gone"
+
 
 def probe(quick: bool) -> dict[str, list[str]]:
     """Where each fact is after one, three and ten compactions."""
-    maker, found = Maker(0), {place: list[str]() for place in PLACES}
+    maker = Maker(0)
+    found: dict[str, list[str]] = {place: [] for place in PLACES}
     player = Player()
     player.summary = "Nothing to report."
-    with scripted_session(player, threshold=100_000) as session:
+    with scripted_agent(player) as a:
         for number, step in enumerate(plant(maker)):
             step.reply = reply_of(step.reply, number)
-            play(session, step)
-        for compaction in range(1, 11):
-            agent.auto_compact(session)
-            if compaction in (1, 3, 10):
-                context = json.dumps(session.messages, ensure_ascii=False)
-                for n, place in enumerate(PLACES):
-                    found[place].append(find(session, f"MARK{n:02}q", context))
-            for step in steps_of([m for _ in range(8) for m in maker.work()], []):
-                for block in step.reply:
-                    block |= {"id": f"{block['id']}_{compaction}"} if "id" in block else {}
-                step.said = "" if step.reply[-1]["id"].split("_")[1] != "0" else maker.text(100)
-                play(session, step)
+            play(a, step)
+        for compaction in range(1, COMPACTIONS[-1] + 1):
+            a.auto_compact()
+            if compaction in COMPACTIONS:
+                context = json.dumps(a.messages, ensure_ascii=False)
+                for place in PLACES:
+                    found[place].append(find(a, MARKS[place], context))
+            steps = steps_of([message for _ in range(8) for message in maker.work()], [])
+            steps[0].said = maker.text(100)
+            for step in steps:
+                play(a, step)
     return found
 
-# ================================ 7  Start-up, work, memory ================================
+
+# ================================ 4  Start-up, work, growth, memory ===============================
+
+STREAMS = ("stdin", "stdout", "stderr")
+BARE = "import json, os, re, subprocess, readline; input('ready >> ')"
+
 
 def seconds_to(marker: bytes, command: list[str]) -> float:
     """From the start of a program to the moment when its terminal shows the marker."""
     main, other = os.openpty()
-    environment = os.environ | {"ANTHROPIC_API_KEY": "none", "TERM": "dumb", "PYTHONUTF8": "1"}
+    env = os.environ | {"ANTHROPIC_API_KEY": "none", "TERM": "dumb", "PYTHONUTF8": "1"}
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        child = subprocess.Popen(command, stdin=other, stdout=other, stderr=other, cwd=folder, env=environment,
-                                 start_new_session=True)
+        child = subprocess.Popen(
+            command, cwd=folder, env=env, start_new_session=True, **dict.fromkeys(STREAMS, other)
+        )
         os.close(other)
         shown = b""
         with suppress(OSError):
@@ -612,179 +340,402 @@ def seconds_to(marker: bytes, command: list[str]) -> float:
         raise RuntimeError(f"{command} showed {shown[-300:]!r}")
     return took
 
+
 def measure_start(quick: bool) -> dict[str, float]:
     """The median of several starts, in turns, so that a busy moment meets all of them."""
     python, program = sys.executable, str(ROOT / "agent.py")
-    starts = {"python -q": (b">>> ", [python, "-q"]), "agent.py, to the prompt": (b"agent >> ", [python, program]),
-              "agent.py --help": (b"--version", [python, program, "--help"]),
-              'python -c "import anthropic"': (b"done", [python, "-c", "import anthropic; print('done')"])}
+    starts = {
+        "a script with its imports": (b"ready >> ", [python, "-c", BARE]),
+        "agent.py, to the prompt": (b"agent >> ", [python, program]),
+        "agent.py --help": (b"--version", [python, program, "--help"]),
+        "import anthropic": (b"done", [python, "-c", "import anthropic; print('done')"]),
+    }
     times: dict[str, list[float]] = {name: [] for name in starts}
-    for _ in range(3 if quick else 7):
+    for _ in range(3 if quick else 9):
         for name, (marker, command) in starts.items():
             times[name].append(seconds_to(marker, command))
     return {name: statistics.median(found) for name, found in times.items()}
 
-def small_step(number: int, characters: int = 900) -> Step:
+
+def small_step(number: int, characters: int = 280) -> Step:
     """One command; the user says something at the first and at every fiftieth."""
     call = {"type": "tool_use", "name": "bash", "input": {"command": f"make {number}"}}
-    reply = reply_of([{"type": "text", "text": "On."}, call], number)
+    reply = reply_of([agent.text_block("On."), call], number)
     said = f"Prompt {number}: go on." if number % 50 == 1 else ""
-    return Step(said, 10.0, reply, [("x y z " * (characters // 6), False)])
+    return Step(said, reply=reply, results=[("x y z " * (characters // 6), False)])
+
 
 def work_by_fill(quick: bool) -> dict[str, dict[str, float]]:
-    """The agent's own work in one turn, by how full the context is; also against writing it as JSON once."""
+    """The agent's own work in one turn, by how full the context is; also against writing it as
+    JSON once."""
     found = {}
-    for fill in (10, 50, 100):
-        with scripted_session(Player(), threshold=100_000) as session:
-            number = fill_up(session, fill * 930)
-            turns = [timed(partial(play, session, small_step(number + i))) for i in range(5 if quick else 11)]
-            dump = statistics.median(timed(partial(json.dumps, session.messages)) for _ in range(11))
+    for fill in (10, 50, 90):
+        with scripted_agent(Player(), threshold=100_000) as a:
+            number = fill_up(a, fill * 1_000)
+            play(a, small_step(number))  # imports the SDK
+            count = 5 if quick else 11
+            turns = [timed(play, a, small_step(number + 1 + i)) for i in range(count)]
+            dump = statistics.median(timed(json.dumps, a.messages) for _ in range(11))
         middle = statistics.median(turns)
-        found[f"{fill} %"] = {"ms": middle * 1e3, "dumps": middle / dump}
+        found[f"{fill} % full"] = {"ms": middle * 1e3, "dumps": middle / dump}
     return found
 
-def fill_up(session: agent.Session, tokens: int) -> int:
-    """Put small calls and their results into the view, which layer 1 can't clear. Returns the number of the next."""
+
+def fill_up(a: agent.Agent, tokens: int) -> int:
+    """Put small calls and their results into the view, which layer 1 leaves alone. Returns the
+    number of the next."""
     number = 2
-    session.add("user", "Begin.")
-    while number % 20 or agent.estimate_tokens(session.messages) < tokens:
+    a.begin("Begin.", "")
+    while number % 20 or a.budget.count(a.messages) < tokens:
         step = small_step(number)
-        result = {"type": "tool_result", "tool_use_id": f"call_{number}_0", "content": step.results[0][0]}
-        session.add("assistant", step.reply)
-        session.add("user", [result])
+        a.add("assistant", step.reply)
+        a.add_result(step.calls[0], step.results[0][0])
         number += 1
     return number
 
-def timed(action: Callable[[], object]) -> float:
+
+def timed(action: Callable[..., object], *args: Any) -> float:
     start = time.perf_counter()
-    action()
+    action(*args)
     return time.perf_counter() - start
 
+
 def work_by_age(quick: bool) -> dict[str, dict[str, float]]:
-    """The same, with context and memory, by how long a conversation has gone on; over its last 100 turns."""
-    found, sizes, chance = {}, [0], random.Random(5)
-    with scripted_session(Player(), threshold=20_000) as session:
-        play(session, small_step(1))   # imports the SDK
+    """The same, with context and memory, by how long a conversation has gone on; over its last 100
+    turns."""
+    found = {}
+    sizes = []
+    chance = random.Random(5)
+    with scripted_agent(Player(), threshold=20_000) as a:
+        play(a, small_step(1))  # imports the SDK
         start = time.perf_counter()
         for number in range(2, (1_000 if quick else 10_000) + 1):
-            play(session, small_step(number, int(min(MEDIAN * chance.lognormvariate(0, SPREAD), 20_000))))
-            sizes.append(session.tokens)
+            characters = int(min(MEDIAN * chance.lognormvariate(0, SPREAD), 20_000))
+            play(a, small_step(number, characters))
+            sizes.append(a.budget.count(a.messages))
             if number % 100 == 0:
                 took, start = time.perf_counter() - start, time.perf_counter()
                 if number in (100, 1_000, 10_000):
                     memory = memory_now("VmRSS")
-                    found[f"turn {number:,}"] = {"ms": took * 10, "tokens": max(sizes[-100:]), "mb": memory}
+                    tokens = max(sizes[-100:])
+                    found[f"turn {number:,}"] = {"ms": took * 10, "tokens": tokens, "mb": memory}
     return found
 
+
+# Steps whose time must not grow faster than their input. Each makes the input of a size, in a
+# directory of its own, and returns what is to be timed.
+
+
+def long_record(size: int) -> Callable[[], object]:
+    """`-c` of a record with so many calls."""
+    folder = tempfile.mkdtemp()
+    a = new_agent(folder)
+    for number in range(20 * size):
+        step = small_step(number)
+        a.add("assistant", step.reply)
+        a.add("user", [{"type": "tool_result", "tool_use_id": f"call_{number}_0", "content": "ok"}])
+    return partial(agent.resume, new_agent(folder))
+
+
+def large_diff(size: int) -> Callable[[], object]:
+    """A file of which every tenth line is to change, as it is shown before the question."""
+    lines = [f"line {number} of {number % 7}" for number in range(100 * size)]
+    new = [f"{line} changed" if n % 10 == 0 else line for n, line in enumerate(lines)]
+    before, after = ("\n".join(text).encode() for text in (lines, new))
+    change = agent.Change(Path("/file"), "file", before, after, "")
+    screen = agent.Screen(notes=io.StringIO())
+    return lambda: screen.preview(change.diff())
+
+
+def long_old_text(size: int) -> Callable[[], object]:
+    """An edit of half a file, whose lines are much alike."""
+    a = new_agent(tempfile.mkdtemp())
+    text = "x = 1\n" * (1_000 * size)
+    old = text[len(text) // 2 :] + "end"
+    (a.workspace.root / "file").write_text(text + "end\n")
+    return lambda: agent.edit_file(a, "file", old, "y = 2")
+
+
+def long_error(size: int) -> Callable[[], object]:
+    """What a server says in place of an answer: much, and pages that never end."""
+    said = "<title " * (500 * size) + "http://" * (500 * size) + "context of n_ctx " * (500 * size)
+    error = OSError("<html>" + said)
+    settings = agent.Settings(api_key="none")
+    return lambda: (agent.Failure.of(error, settings), agent.words_of(error))
+
+
+def long_history(size: int) -> Callable[[], object]:
+    """The lines of the up-arrow, read at the start."""
+    path = Path(tempfile.mkdtemp()) / "history"
+    path.write_text("".join(f"prompt {n}: do this\n" for n in range(1_000 * size)))
+    return partial(agent.load_history, path)
+
+
+STEPS: dict[str, Callable[[int], Callable[[], object]]] = {
+    "-c of a long record": long_record,
+    "a large diff before the question": large_diff,
+    "an edit with a long old_text": long_old_text,
+    "the words of an error": long_error,
+    "the history at the start": long_history,
+}
+
+
+def measure_growth(quick: bool) -> dict[str, list[float]]:
+    """Milliseconds of each step at 1, 10 and 100 times its size; the shortest of several."""
+    found: dict[str, list[float]] = {}
+    tempfile.tempdir = str(Path(tempfile.mkdtemp()))
+    try:
+        for name, make in STEPS.items():
+            found[name] = []
+            for size in (1, 10, 100):
+                action = make(size)
+                found[name].append(1e3 * min(timed(action) for _ in range(2 if quick else 5)))
+    finally:
+        shutil.rmtree(tempfile.tempdir)
+        tempfile.tempdir = None
+    return found
+
+
 def memory_now(name: str) -> float:
-    """Megabytes of this process: VmRSS is what it has, VmHWM the most it ever had. 0 where there is no /proc."""
+    """Megabytes of this process: VmRSS is what it has, VmHWM the most it ever had. 0 where there is
+    no /proc."""
     with suppress(OSError):
-        if found := re.search(rf"{name}:\s+(\d+)", Path("/proc/self/status").read_text()):
+        status = Path("/proc/self/status").read_text()
+        if found := re.search(rf"{name}:\s+(\d+)", status):
             return int(found[1]) / 1024
     return 0.0
 
+
 def memory_peaks(quick: bool) -> dict[str, float]:
-    """The most memory that this process, which must be new, ever had; after each thing that could take much."""
+    """The most memory that this process, which must be new, ever had; after each thing that could
+    take much."""
     with tempfile.TemporaryDirectory() as folder:
-        session = agent.Session(agent.Settings(api_key="none"), allow=lambda name, args: "", cwd=Path(folder))
+        a = new_agent(folder)
         peaks = {"before": memory_now("VmHWM")}
-        agent.run_bash(session, "yes 'a line that never ends'")
+        a.running = {"id": "endless"}
+        agent.bash(a, "yes 'a line that never ends'")
         peaks["bash that prints without end"] = memory_now("VmHWM")
         with open(Path(folder) / "big", "wb") as file:
             file.truncate(2 << 30)
-        tries: list[tuple[str, Callable[..., str], tuple[str, ...]]] = [
-            ("read", agent.run_read, ("big",)), ("edited", agent.run_edit, ("big", "a", "b")),
-            ("replaced", agent.run_write, ("big", "b"))]
-        for name, tool, args in tries:
-            with suppress(ValueError, OSError):   # refused, as it should be
-                tool(session, *args)
+        tries: dict[str, Callable[[], object]] = {
+            "read": lambda: agent.read_file(a, "big"),
+            "edited": lambda: agent.edit_file(a, "big", "a", "b"),
+            "replaced": lambda: agent.write_file(a, "big", "b"),
+        }
+        for name, action in tries.items():
+            with suppress(ValueError, OSError):  # refused, as it should be
+                action()
             peaks[f"file of 2 GB, {name}"] = memory_now("VmHWM")
     return peaks
+
 
 def in_new_process(measure: Callable[[bool], Any], quick: bool) -> Any:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(measure, quick).result()
 
-# ================================ 8  What is printed ================================
 
-HEAD = "  cost: sum  median  worst  dearer | blind edits    re-reads  largest | clear  sum  thoughts"
+# ================================ 5  The picture ================================
+# The size of the context over the requests of one made-up conversation. Colours follow the reader's
+# own setting, light or dark.
 
-def share(part: int, whole: int) -> str:
-    return f"{part:>4}/{whole:<4}{100 * part / max(whole, 1):3.0f} %"
+WIDTH, HEIGHT = 760, 380
+LEFT, RIGHT, TOP, BOTTOM = 56, 210, 44, 46  # what stands around the lines
+PICTURE_SEED = 46
+LINES = {
+    NOTHING: ("nothing forgotten", "grey"),
+    "lesson: layers 1 and 2": ("the lesson", "warm"),
+    OURS: ("agent.py", "cool"),
+}
+STYLE = """
+text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.title { font-size: 15px; font-weight: 600 }
+.quiet { fill: #59636e }
+.grid { stroke: #d1d9e0 }
+.line { fill: none; stroke-width: 2; stroke-linejoin: round }
+.grey { stroke: #818b98 } .warm { stroke: #bc4c00 } .cool { stroke: #0969da }
+text.grey { fill: #59636e } text.warm { fill: #bc4c00 } text.cool { fill: #0969da }
+text.grey, text.warm, text.cool { stroke: none }
+@media (prefers-color-scheme: dark) {
+  text { fill: #f0f6fc }
+  .quiet, text.grey { fill: #9198a1 }
+  .grid { stroke: #3d444d }
+  .grey { stroke: #9198a1 } .warm { stroke: #f0883e } .cool { stroke: #58a6ff }
+  text.warm { fill: #f0883e } text.cool { fill: #58a6ff }
+}"""
 
-def print_table(lines: dict[str, dict[str, Any]]) -> None:
-    print(f"\n{'':>24}{HEAD}")
-    for policy, f in lines.items():
-        print(f"{policy:<24}  {f['sum']:9.2f}  {f['median']:6.2f}  {f['worst']:5.2f}  {f['dearer']:6} | "
-              f"{share(f['blind'], f['edits'])} {share(f['rereads'], f['repeats'])} {f['largest'] // 1000:>4}k |"
-              f"{f['clearings']:>6} {f['summaries']:>4}  {f['thoughts_lost']:>8}")
 
-def print_comparison(all_played: dict[str, list[Played]], title: str) -> None:
-    base, ours = all_played[NOTHING], all_played[OURS]
-    print(f"Forgetting: {len(base)} {title}, {sum(p.requests for p in base):,} requests; no compaction = 1")
-    print_table({policy: figures(played, base) for policy, played in all_played.items()})
-    print("\nOurs, by source: alone, and all without it")
-    for source, pair in by_source(ours, base).items():
-        own, rest = pair["own"], pair["rest"]
-        print(f"  {source:<22} {own['sum']:5.2f} / {own['median']:4.2f}  blind {own['blind']:>3}/{own['edits']:<4}"
-              f"   without: {rest['sum']:5.2f} / {rest['median']:4.2f}  blind {rest['blind']:>3}/{rest['edits']}")
-    print("\nOurs, the dearest against doing nothing, and of what their cost is made (%)")
-    print(f"  {'':<18}{'ratio':>6}{'requests':>9}{'largest':>8}   " + "  ".join(f"{part:>7}" for part in PARTS))
-    for p, b in sorted(zip(ours, base), key=lambda pair: -pair[0].cost / pair[1].cost)[:6]:
-        parts = "  ".join(f"{100 * p.parts.get(part, 0) / p.cost:7.0f}" for part in PARTS)
-        print(f"  {p.name:<18}{p.cost / b.cost:6.2f}{p.requests:>9}{p.largest // 1000:>7}k   {parts}")
-    print("  " + "; ".join(f"{part}: {words}" for part, words in list(PARTS.items())[:2]))
-    print("  " + "; ".join(f"{part}: {words}" for part, words in list(PARTS.items())[2:]))
+def draw(path: Path) -> None:
+    """Play one conversation under three policies and write the picture."""
+    conversation = Maker(PICTURE_SEED).conversation("picture")
+    ledgers = {policy: POLICIES[policy](conversation, 1.0) for policy in LINES}
+    path.write_text(picture(ledgers))
+    for policy, ledger in ledgers.items():
+        print(f"{LINES[policy][0]}: at most {max(ledger.contexts):,} tokens")
+    print(f"{len(conversation.steps)} requests, drawn in {path}")
+
+
+def picture(ledgers: dict[str, Ledger]) -> str:
+    count = max(len(ledger.contexts) for ledger in ledgers.values())
+    largest = max(max(ledger.contexts) for ledger in ledgers.values())
+    top = -(-largest // 50_000) * 50_000  # rounded up
+
+    def x(request: float) -> float:
+        return LEFT + request / count * (WIDTH - LEFT - RIGHT)
+
+    def y(tokens: float) -> float:
+        return HEIGHT - BOTTOM - tokens / top * (HEIGHT - TOP - BOTTOM)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+        "<title>The size of the context over the requests of one conversation</title>",
+        f"<style>{STYLE}\n</style>",
+        label(LEFT - 44, 24, "Tokens in each request of one conversation", "title"),
+    ]
+    for tokens in range(0, top + 1, max(top // 250_000, 1) * 50_000):
+        parts.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(tokens):.1f}" '
+            f'y2="{y(tokens):.1f}"/>'
+        )
+        parts.append(label(LEFT - 8, y(tokens) + 4, agent.short(tokens), "quiet", "end"))
+    for request in range(0, count, 50 if count < 300 else 100):
+        parts.append(label(x(request), HEIGHT - BOTTOM + 20, str(request), "quiet", "middle"))
+    parts.append(label(x(count / 2), HEIGHT - 8, "requests", "quiet", "middle"))
+    for policy, ledger in ledgers.items():
+        name, color = LINES[policy]
+        points = " ".join(f"{x(n):.1f},{y(size):.1f}" for n, size in enumerate(ledger.contexts))
+        parts.append(f'<polyline class="line {color}" points="{points}"/>')
+        words = f"{name}: cost {ledger.cost / ledgers[NOTHING].cost:.2f}"
+        parts.append(label(WIDTH - RIGHT + 10, y(ledger.contexts[-1]) + 4, words, color))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def label(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{text}</text>'
+
+
+# ================================ 6  What is printed ================================
+
+COLUMNS = {
+    "sum": "{:.3f}",
+    "median": "{:.3f}",
+    "worst": "{:.2f}",
+    "dearer": "{:.0f}",
+    "plain sum": "{:.3f}",
+    "blind %": "{:.1f}",
+    "look-ups %": "{:.1f}",
+    "largest": "{:,.0f}",
+    "x limit": "{:.2f}",
+    "clearings": "{:.0f}",
+    "summaries": "{:.0f}",
+}
+EXPLAINED = """
+  sum, median, worst: cost, all forced look-ups included; dearer: conversations that cost more than
+  doing nothing; plain sum: without look-ups; blind: edits whose old text was gone; look-ups:
+  requests whose reply uses two or more names that are gone; x limit: the largest context against
+  the threshold"""
+
+
+def print_table(lines: dict[str, dict[str, float]]) -> None:
+    print(f"{'':<24}" + "".join(f"{name:>11}" for name in COLUMNS))
+    for policy, row in lines.items():
+        cells = [
+            form.format(value) for form, value in zip(COLUMNS.values(), row.values(), strict=True)
+        ]
+        print(f"{policy:<24}" + "".join(f"{cell:>11}" for cell in cells))
+
+
+def print_comparison(runs: dict[str, Runs], title: str) -> None:
+    base = runs[NOTHING][0]
+    requests = sum(p.count["requests"] for p in base)
+    print(f"\n{title}: {requests:,} requests; no compaction = 1")
+    print_table({policy: figures(rows, base) for policy, rows in runs.items()})
+
 
 def print_probe(found: dict[str, list[str]]) -> None:
-    print(f"\n{'Planted facts, after':<24}{'1':>10}{'3':>10}{'10 compactions':>18}")
+    print("\nPlanted facts, after so many compactions")
+    print(f"  {'':<24}" + "".join(f"{n:>12}" for n in COMPACTIONS))
     for place, where in found.items():
-        print(f"  {place:<22}{where[0]:>10}{where[1]:>10}{where[2]:>10}")
+        print(f"  {place:<24}" + "".join(f"{there:>12}" for there in where))
 
-def print_measures(start: dict[str, float], fill: dict[str, Any], age: dict[str, Any], peaks: dict[str, float]) -> None:
-    print("\nStart-up, against python -q")
-    for name, seconds in start.items():
-        print(f"  {name:<32}{seconds * 1e3:7.0f} ms {seconds / start['python -q']:7.1f} x")
+
+def print_measures(data: dict[str, Any]) -> None:
+    first, *others = data["start"].items()
+    print(f"\nStart-up, against {first[0]} that asks for input ({first[1] * 1e3:.0f} ms)")
+    for name, seconds in others:
+        print(f"  {name:<34}{seconds * 1e3:7.0f} ms {seconds / first[1]:7.1f} x")
     print("\nOwn work in one turn, by how full the context is; against writing it as JSON once")
-    for name, f in fill.items():
-        print(f"  {name:<32}{f['ms']:7.1f} ms {f['dumps']:7.1f} x")
+    for name, row in data["work_by_fill"].items():
+        print(f"  {name:<34}{row['ms']:7.1f} ms {row['dumps']:7.1f} x")
     print("\nOwn work in one turn, by age (threshold 20,000); the last 100 turns")
-    for name, f in age.items():
-        print(f"  {name:<32}{f['ms']:7.1f} ms   at most {f['tokens']:,} tokens   {f['mb']:.0f} MB")
+    for name, row in data["work_by_age"].items():
+        rest = f"at most {row['tokens']:,} tokens   {row['mb']:.0f} MB"
+        print(f"  {name:<34}{row['ms']:7.1f} ms   {rest}")
+    print("\nGrowth: time of a step, and how often as long with 10 and 100 times the input")
+    for name, (one, ten, hundred) in data["growth"].items():
+        print(f"  {name:<34}{one:7.2f} ms {ten / one:7.1f} x {hundred / one:7.1f} x")
     print("\nPeak memory")
-    for name, megabytes in peaks.items():
-        print(f"  {name:<32}{megabytes:7.0f} MB")
+    for name, megabytes in data["memory"].items():
+        print(f"  {name:<34}{megabytes:7.0f} MB")
+
+
+MEASURES: dict[str, Callable[[bool], Any]] = {
+    "facts": probe,
+    "start": measure_start,
+    "work_by_fill": work_by_fill,
+    "work_by_age": work_by_age,
+    "growth": measure_growth,
+    "memory": memory_peaks,
+}
+
 
 def load(paths: list[Path], quick: bool) -> tuple[list[Conversation], str]:
-    files = [file for path in paths for file in (sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path])]
+    files = []
+    for path in paths:
+        files += sorted(path.glob("*.jsonl.gz")) if path.is_dir() else [path]
     if files:
-        return [read_conversation(file) for file in files[:: 3 if quick else 1]], "recorded conversations"
-    return make_conversations(6 if quick else 24), "made conversations (seeds 1 to n)"
+        chosen = files[:: 3 if quick else 1]
+        return [read_conversation(file) for file in chosen], f"{len(chosen)} recorded conversations"
+    count = 6 if quick else 24
+    return make_conversations(count), f"{count} made conversations"
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Figures for agent.py.")
+    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="recorded ones")
+    parser.add_argument("--json", action="store_true", help="for a program")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter")
+    parser.add_argument("--only-cost", action="store_true", help="only compare the policies")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="draw one conversation")
+    return parser.parse_args()
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Figures for agent.py: cost, forgetting, start-up, work, memory.")
-    parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="recorded conversations, or directories")
-    parser.add_argument("--json", action="store_true", help="for a program")
-    parser.add_argument("--quick", action="store_true", help="fewer conversations, shorter measurements")
-    parser.add_argument("--only-cost", action="store_true", help="only the comparison of the policies")
-    options = parser.parse_args()
+    options = parse_arguments()
+    if options.figure:
+        draw(options.figure)
+        return
     conversations, title = load(options.paths, options.quick)
-    all_played = compare(conversations, list(POLICIES))
-    if not options.json:
-        print_comparison(all_played, title)
-    base = all_played[NOTHING]
-    data: dict[str, Any] = {"policies": {policy: figures(played, base) for policy, played in all_played.items()},
-                            "sources": by_source(all_played[OURS], base)}
+    factors = (1.0,) if options.quick else FACTORS
+    all_runs = {
+        "with pauses": compare(conversations, factors),
+        "without pauses": compare([c.without_pauses() for c in conversations], factors),
+    }
+    data: dict[str, Any] = {}
+    for name, runs in all_runs.items():
+        data[name] = {policy: figures(rows, runs[NOTHING][0]) for policy, rows in runs.items()}
     if not options.only_cost:
-        data["facts"] = in_new_process(probe, options.quick)
-        measures = [in_new_process(m, options.quick) for m in (measure_start, work_by_fill, work_by_age, memory_peaks)]
-        data |= dict(zip(("start", "work_by_fill", "work_by_age", "memory"), measures))
-        if not options.json:
-            print_probe(data["facts"])
-            print_measures(*measures)
+        data |= {name: in_new_process(take, options.quick) for name, take in MEASURES.items()}
     if options.json:
-        json.dump(data, sys.stdout, indent=1)
-        print()
+        print(json.dumps(data, indent=1))
+        return
+
+    if not options.only_cost:
+        print_probe(data["facts"])
+        print_measures(data)
+    for name, runs in all_runs.items():
+        print_comparison(runs, f"{title} {name}, mean of {len(factors)} thresholds")
+    print(EXPLAINED)
+
 
 if __name__ == "__main__":
     main()

@@ -1,15 +1,19 @@
-"""Every test that takes `api` also asserts that the stand-in had nothing to refuse."""
+"""Every test that takes `serve` also asserts that the stand-in had nothing to refuse."""
 
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from messages_api import MessagesAPI
 
+# A run in the background inherits an ignored SIGINT, and so would everything that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., MessagesAPI]]:
-    """serve(script, **options) starts a stand-in; at the end all of them are asked for invalid requests."""
+    """serve(script, **options) starts a stand-in; at the end all are asked for invalid requests."""
     started: list[MessagesAPI] = []
 
     def start(script: Any = (), **options: Any) -> MessagesAPI:

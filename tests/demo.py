@@ -1,11 +1,12 @@
-"""An offline tour of agent.py: the real agent and real tools; only the model is scripted. No key is needed.
+"""An offline tour of agent.py: the real agent and real tools; only the model is scripted.
 
     python tests/demo.py            all of it, in well under a minute
     python tests/demo.py --step     waits for Enter before each step
 
-A small project with a failing test is made in a temporary directory. A stand-in for the Messages API, on this
-machine, plays a model that reads, runs the tests, edits and runs them again. The threshold is so low (3,000
-tokens in place of 100,000) that each of the three layers acts and shows the context before and after.
+A small project with a failing test is made in a temporary directory. A stand-in for the Messages
+API, on this machine, plays a model that reads, runs the tests, edits and runs them again. The
+threshold is so low (3,000 tokens in place of 100,000) that each of the three layers acts and shows
+the context before and after. No key is needed.
 """
 
 from __future__ import annotations
@@ -19,17 +20,29 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from messages_api import Block, Item, MessagesAPI, Reply, Request, call, is_summary, text  # noqa: E402
+from messages_api import (  # noqa: E402
+    Block,
+    Item,
+    MessagesAPI,
+    Reply,
+    Request,
+    call,
+    is_summary,
+    text,
+)
 
 AGENT = Path(__file__).resolve().parent.parent / "agent.py"
 TASK = "One test of this project fails. Find out why and fix it. Rule: do not change the tests."
 LIMITS = {"AGENT_THRESHOLD": "3000", "AGENT_CLEAR_AT_LEAST": "400", "AGENT_KEEP_RECENT": "1"}
-READ_TIME = 3.0   # seconds that a step stays before the next one, on a terminal; a layer twice as long
+READ_TIME = (
+    3.0  # seconds that a step stays before the next one, on a terminal; a layer twice as long
+)
 
-# ---------------------------------------------- The project ----------------------------------------------
+# ---------------- The project ----------------
 
 STATS = '''"""Small statistics, written out."""
 
@@ -43,42 +56,64 @@ def median(numbers):
     middle = len(ordered) // 2
     return ordered[middle]
 '''
-TESTS = '''from stats import mean, median
+TESTS = """from stats import mean, median
 
 
 def check(name, found, wanted):
-    print(f"{name:20} found {found!r:>5}  wanted {wanted!r:>5}  {'ok' if found == wanted else 'FAILED'}")
+    word = "ok" if found == wanted else "FAILED"
+    print(f"{name:20} found {found!r:>5}  wanted {wanted!r:>5}  {word}")
     return found == wanted
 
 
 if __name__ == "__main__":
-    results = [check(f"mean of 1 to {n}", mean(range(1, n + 1)), (n + 1) / 2) for n in range(1, 40)]
-    results += [check(f"median of 1 to {n}", median(range(1, n + 1)), (n + 1) / 2) for n in range(1, 40)]
+    results = []
+    for n in range(1, 40):
+        results.append(check(f"mean of 1 to {n}", mean(range(1, n + 1)), (n + 1) / 2))
+    for n in range(1, 40):
+        results.append(check(f"median of 1 to {n}", median(range(1, n + 1)), (n + 1) / 2))
     raise SystemExit(0 if all(results) else 1)
-'''
-NOTES = "\n".join(f"{n:02}. Keep function number {n} short, and cover it by a test." for n in range(1, 60))
+"""
+NOTES = "\n".join(
+    f"{n:02}. Keep function number {n} short, and cover it by a test." for n in range(1, 60)
+)
 FILES = {"stats.py": STATS, "test_stats.py": TESTS, "notes.txt": NOTES}
-FIXED = '''    if len(ordered) % 2:
+FIXED = """    if len(ordered) % 2:
         return ordered[middle]
     return (ordered[middle - 1] + ordered[middle]) / 2
-'''
+"""
 
-# ---------------------------------------------- The model -----------------------------------------------
+# ---------------- The model ----------------
 # Its replies, one a request. They print nothing: the tour is told from what the agent writes.
 
 REPLIES = [
-    Reply(text("Let me see."), call("bash", {"command": "ls"}, id="toolu_01"),
-          call("read_file", {"path": "notes.txt"}, id="toolu_02")),
+    Reply(
+        text("Let me see."),
+        call("bash", {"command": "ls"}, id="toolu_01"),
+        call("read_file", {"path": "notes.txt"}, id="toolu_02"),
+    ),
     Reply(call("bash", {"command": "python3 test_stats.py"}, id="toolu_03")),
     Reply(call("read_file", {"path": "stats.py"}, id="toolu_04")),
-    Reply(call("bash", {"command": "cat test_stats.py notes.txt"}, id="toolu_05"),
-          call("bash", {"command": "python3 test_stats.py | grep median"}, id="toolu_06"),
-          call("bash", {"command": "sort -r notes.txt"}, id="toolu_07")),
-    Reply(text("The median of an even count is wrong."), call("edit_file", {
-        "path": "stats.py", "old_text": "    return ordered[middle]\n", "new_text": FIXED}, id="toolu_08")),
+    Reply(
+        call("bash", {"command": "cat test_stats.py notes.txt"}, id="toolu_05"),
+        call("bash", {"command": "python3 test_stats.py | grep median"}, id="toolu_06"),
+        call("bash", {"command": "sort -r notes.txt"}, id="toolu_07"),
+    ),
+    Reply(
+        text("The median of an even count is wrong."),
+        call(
+            "edit_file",
+            {"path": "stats.py", "old_text": "    return ordered[middle]\n", "new_text": FIXED},
+            id="toolu_08",
+        ),
+    ),
     Reply(call("bash", {"command": "python3 test_stats.py && echo ALL PASS"}, id="toolu_09")),
     Reply(call("compact", {"focus": "what was wrong in stats.py"}, id="toolu_10")),
-    Reply(text("Fixed: median() took the upper middle element; now it takes the mean of both.\nAll tests pass.")),
+    Reply(
+        text(
+            "Fixed: median() took the upper middle element; now it takes the mean of both.\n"
+            "All tests pass."
+        )
+    ),
 ]
 SUMMARY = """Task: make the failing test pass without changing the tests.
 Done: read notes.txt and stats.py, ran test_stats.py.
@@ -90,20 +125,23 @@ Next step: tell the user."""
 
 
 def model() -> object:
-    """The script of the stand-in: the next reply for each request, a summary whenever one is asked for."""
+    """The script: the next reply for each request, a summary whenever one is asked for."""
     replies = iter(REPLIES)
 
     def answer(request: Request) -> Item:
         if is_summary(request):
-            return SUMMARY_AT_THE_END if "Edited stats.py" in json.dumps(request.messages) else SUMMARY
+            return (
+                SUMMARY_AT_THE_END if "Edited stats.py" in json.dumps(request.messages) else SUMMARY
+            )
         return next(replies)
 
     return answer
 
 
-# ----------------------------------------------- The story ----------------------------------------------
-# A step begins with the line of the agent that starts as the first column says. One thread reads those lines
-# and prints both them and the titles, so there is only one order in which they can come.
+# ---------------- The story ----------------
+# A step begins with the line of the agent that starts as the first column says. One thread reads
+# those lines and prints both them and the titles, so there is only one order of them.
+
 
 STEPS = [
     ("> bash: ls", "It looks around. Everything is written to .transcripts/ first."),
@@ -127,8 +165,13 @@ class Tour:
     def show(self, line: str, indent: str = "    ") -> None:
         """Print a line, wrapped at 80 columns."""
         first = indent + line[: len(line) - len(line.lstrip())]
-        wrapped = textwrap.wrap(line.strip(), 79, initial_indent=first, subsequent_indent=first + "  ",
-                                break_on_hyphens=False)
+        wrapped = textwrap.wrap(
+            line.strip(),
+            79,
+            initial_indent=first,
+            subsequent_indent=first + "  ",
+            break_on_hyphens=False,
+        )
         print("\n".join(wrapped or [""]), flush=True)
 
     def step(self, number: int) -> None:
@@ -147,7 +190,14 @@ class Tour:
 
     def line(self, line: str) -> None:
         """One line of the agent: the title of the step that it begins, the line, what it means."""
-        number = next((n for n, (start, _) in enumerate(STEPS[:-1], 1) if n > self.at and line.startswith(start)), 0)
+        number = next(
+            (
+                n
+                for n, (start, _) in enumerate(STEPS[:-1], 1)
+                if n > self.at and line.startswith(start)
+            ),
+            0,
+        )
         if number:
             self.step(number)
         self.show(line)
@@ -161,16 +211,18 @@ class Tour:
     def bar(self, name: str, tokens: int, before: int) -> None:
         threshold = int(LIMITS["AGENT_THRESHOLD"])
         filled = "#" * round(30 * min(1, tokens / (threshold or before)))
-        print(f"    {name} [{filled:.<30}] {tokens:,} {f'of {threshold:,} tokens' if threshold else 'tokens, no threshold'}")
+        of_all = f"of {threshold:,} tokens" if threshold else "tokens, no threshold"
+        print(f"    {name} [{filled:.<30}] {tokens:,} {of_all}")
 
     def explain(self, tokens: list[int]) -> None:
-        """What the model sees now in place of what was taken out. (By now the agent may be further on.)"""
+        """What the model sees in place of what was taken out. (The agent may be further on.)"""
         if not (views := [view for view in self.records("view") if view["tokens"] == tokens]):
             self.show("In place of each old output the model now sees one line, such as:")
             self.show(self.placeholder(), "      ")
         else:
             memory, *newest = views[0]["messages"]
-            self.show(f"The model now sees the {len(newest)} newest messages and, in place of all the rest:")
+            newest_too = f"the {len(newest)} newest messages and, " if newest else ""
+            self.show(f"The model now sees {newest_too}in place of all the rest:")
             for line in "\n".join(block["text"] for block in memory["content"]).splitlines():
                 self.show(line, "      ")
 
@@ -190,7 +242,7 @@ class Tour:
         return [record for record in map(json.loads, lines[:-1]) if kind in record]
 
     def end(self) -> None:
-        """What is on disk: the transcript, the long results; and one that was forgotten, opened by its address."""
+        """What is on disk; and one result that was forgotten, opened by its address."""
         self.step(len(STEPS))
         for path in sorted((self.project / ".transcripts").rglob("*")):
             if path.is_file() and path.name != ".gitignore":
@@ -220,15 +272,34 @@ def make_project(folder: Path) -> None:
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as folder, MessagesAPI(model()) as api:  # type: ignore[arg-type]
+    script: Any = model()
+    with tempfile.TemporaryDirectory() as folder, MessagesAPI(script) as api:
         tour = Tour(Path(folder).resolve(), api, "--step" in sys.argv[1:])
         make_project(tour.project)
-        print("A tour of agent.py. Agent, tools and files are real; only the model is a script.\n"
-              f"The context, all that the model sees, may have {int(LIMITS['AGENT_THRESHOLD']):,} tokens (else 100,000).\n")
+        print(
+            "A tour of agent.py. Agent, tools and files are real; only the model is a script.\n"
+            f"The context, all that the model sees, may have {LIMITS['AGENT_THRESHOLD']} tokens "
+            "(else 100,000).\n"
+        )
         tour.show(f"The task: {TASK}", "")
-        command = [sys.executable, "-u", str(AGENT), "-y", "-p", TASK]   # -u: what it prints comes at once
-        with subprocess.Popen(command, cwd=tour.project, env=environment(api.url), text=True, errors="replace",
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as agent:
+        command = [
+            sys.executable,
+            "-u",
+            str(AGENT),
+            "-y",
+            "-p",
+            TASK,
+        ]  # -u: what it prints comes at once
+        with subprocess.Popen(
+            command,
+            cwd=tour.project,
+            env=environment(api.url),
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as agent:
             assert agent.stdout
             for line in agent.stdout:
                 tour.line(line.rstrip("\n"))
@@ -241,5 +312,5 @@ if __name__ == "__main__":
         sys.exit(main())
     except KeyboardInterrupt:
         sys.exit("\nInterrupted.")
-    except BrokenPipeError:   # nobody reads on, as in `| head`
+    except BrokenPipeError:  # nobody reads on, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

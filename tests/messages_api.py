@@ -1,16 +1,17 @@
-"""A strict stand-in for the Messages API: real HTTP on loopback, scripted replies, no key, no model.
+"""A strict stand-in for the Messages API: real HTTP on loopback, scripted replies, no model.
 
     from messages_api import Fault, MessagesAPI, Reply, call, text
 
-    script = [Reply(text("Let me look."), call("bash", {"command": "ls"})), Fault(529), "Two files."]
+    script = [Reply(text("Let me look."), call("bash", {"command": "ls"})), Fault(529), "Two."]
     with MessagesAPI(script) as api:
-        ...                                         # run the program under test against api.url
-    assert not api.refused                          # every request was valid
-    assert len(api.requests) == 3                   # what it sent: .body, .headers, .messages, .time
+        ...                              # run the program under test against api.url
+    assert not api.refused               # every request was valid
+    assert len(api.requests) == 3        # what it sent: .body, .headers, .messages, .time
 
-Each request is judged first, and refused like the real API refuses it (400, in its words). Only an accepted
-one takes the next item of the script: a string, a Reply, a Fault, or a function of the Request that returns
-one of these. A used-up script answers "ok". The script may also be one such function.
+Each request is judged first, and refused like the real API refuses it (400, in its words). Only an
+accepted one takes the next item of the script: a string, a Reply, a Fault, or a function of the
+Request that returns one of these. A used-up script answers "ok". The script may also be one such
+function.
 
     1 The script            3 What stands before    5 A reply as events
     2 What is refused       4 The server            6 HTTP
@@ -48,7 +49,10 @@ SUMMARY_MARK = "Write the summary"  # the words by which a request for a summary
 # A reply is a list of blocks, as the API has them, and how they are to be sent.
 
 AUTO = "auto"
-ENDS = ("stop", "no_stop", "no_reason", "reset", "error", "stall", "llama", "garbage")
+ENDS = (
+    *("stop", "no_stop", "no_reason", "reset", "error", "stall", "llama", "garbage"),
+    *("late_error", "late_garbage", "late_stall"),
+)
 THINKING = ("thinking", "redacted_thinking")
 
 
@@ -73,7 +77,9 @@ def text(words: str) -> Block:
     return Made(type="text", text=words)
 
 
-def call(name: str, args: Block | None = None, *, id: str | None = None, raw: str | None = None) -> Block:
+def call(
+    name: str, args: Block | None = None, *, id: str | None = None, raw: str | None = None
+) -> Block:
     """A tool call. `raw` is streamed as it stands, so the arguments can be broken JSON."""
     arguments = json.dumps(args or {}) if raw is None else raw
     block = made("id", id, type="tool_use", name=name, input={})
@@ -101,9 +107,11 @@ class Reply:
         "reset"      the connection breaks in the middle of the last block
         "error"      an overloaded_error event comes in place of the stop reason
         "stall"      after the content nothing more comes until the client hangs up
-        "llama"      as it should, in the dialect of llama.cpp: blocks are stopped only at the end, a call
-                     starts without `input`, thinking without `signature`, pings are comments
+        "llama"      as it should, in the dialect of llama.cpp: blocks are stopped only at the end,
+                     a call starts without `input`, thinking without `signature`, pings are comments
         "garbage"    an event in the middle of the last block is no JSON
+        "late_..."   as it should; then, after message_stop, there comes an error event, an event
+                     that is no JSON, or nothing, with the connection left open
     """
 
     def __init__(
@@ -126,8 +134,14 @@ class Reply:
 
 
 FAULTS = {
-    400: "invalid_request_error", 401: "authentication_error", 402: "billing_error", 403: "permission_error",
-    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 529: "overloaded_error",
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    529: "overloaded_error",
 }
 
 
@@ -181,32 +195,57 @@ def is_summary(request: Request) -> bool:
 
 Fields = dict[str, Any]
 
-WORDS: dict[Any, str] = {str: "string", int: "integer", bool: "boolean", list: "list", dict: "dictionary"}
+WORDS: dict[Any, str] = {
+    str: "string",
+    int: "integer",
+    bool: "boolean",
+    list: "list",
+    dict: "dictionary",
+}
 REQUEST: Fields = {
-    "model": str, "max_tokens": int, "messages": list, "system?": str | list, "tools?": list,
-    "tool_choice?": dict, "thinking?": dict, "stream?": bool, "cache_control?": dict | None,
-    "output_config?": dict, "stop_sequences?": list, "metadata?": dict, "service_tier?": str,
-    "container?": str | dict | None, "diagnostics?": dict | None, "inference_geo?": str | None,
+    "model": str,
+    "max_tokens": int,
+    "messages": list,
+    "system?": str | list,
+    "tools?": list,
+    "tool_choice?": dict,
+    "thinking?": dict,
+    "stream?": bool,
+    "cache_control?": dict | None,
+    "output_config?": dict,
+    "stop_sequences?": list,
+    "metadata?": dict,
+    "service_tier?": str,
+    "container?": str | dict | None,
+    "diagnostics?": dict | None,
+    "inference_geo?": str | None,
     "speed?": str | None,
 }
 MESSAGE: Fields = {"role": str, "content": str | list}
 TOOL: Fields = {
-    "name": str, "input_schema": dict, "description?": str, "type?": str | None, "strict?": bool,
-    "cache_control?": dict | None, "allowed_callers?": list, "defer_loading?": bool,
-    "eager_input_streaming?": bool | None, "input_examples?": list,
+    "name": str,
+    "input_schema": dict,
+    "description?": str,
+    "type?": str | None,
+    "strict?": bool,
+    "cache_control?": dict | None,
+    "allowed_callers?": list,
+    "defer_loading?": bool,
+    "eager_input_streaming?": bool | None,
+    "input_examples?": list,
 }
 CACHE_CONTROL: Fields = {"type": str, "ttl?": str}
 BLOCK: Fields = {"type": str, "cache_control?": dict | None}
 BLOCKS: dict[str, Fields] = {
     "text": BLOCK | {"text": str, "citations?": list | None},
     "image": BLOCK | {"source": dict, "transformations?": dict | None},
-    "document": BLOCK | {
-        "source": dict, "citations?": dict | None, "context?": str | None, "title?": str | None},
+    "document": BLOCK
+    | {"source": dict, "citations?": dict | None, "context?": str | None, "title?": str | None},
     "search_result": BLOCK | {"content": list, "source": str, "title": str, "citations?": dict},
-    "tool_use": BLOCK | {
-        "id": str, "name": str, "input": dict, "caller?": dict, "toolset_name?": str | None},
-    "tool_result": BLOCK | {
-        "tool_use_id": str, "content?": str | list, "is_error?": bool, "toolset_name?": str | None},
+    "tool_use": BLOCK
+    | {"id": str, "name": str, "input": dict, "caller?": dict, "toolset_name?": str | None},
+    "tool_result": BLOCK
+    | {"tool_use_id": str, "content?": str | list, "is_error?": bool, "toolset_name?": str | None},
     "thinking": {"type": str, "thinking": str, "signature": str},
     "redacted_thinking": {"type": str, "data": str},
 }
@@ -242,7 +281,8 @@ def complaints(body: Any, max_output: int) -> Iterator[str]:
     if most < 1 or most is True:
         yield "max_tokens: Input should be greater than or equal to 1"
     if most > max_output:
-        yield f"max_tokens: {most} > {max_output}, which is the maximum allowed number of output tokens"
+        allowed = "which is the maximum allowed number of output tokens"
+        yield f"max_tokens: {most} > {max_output}, {allowed}"
     yield from settings(body)
     yield from content(body.get("system", []), "system", "system")
     yield from tools(body.get("tools", []))
@@ -274,7 +314,8 @@ def settings(body: Block) -> Iterator[str]:
         yield f"tool_choice: type `{choice}` is not supported for this model. Use `auto` or `none`."
     mode = body.get("thinking", {"type": "adaptive"}).get("type")
     if mode not in ("adaptive", "between_tools"):
-        yield f'"thinking.type.{mode}" is not supported for this model. Use "thinking.type.adaptive".'
+        wrong = f'"thinking.type.{mode}" is not supported for this model.'
+        yield f'{wrong} Use "thinking.type.adaptive".'
 
 
 def tools(listed: list[Any]) -> Iterator[str]:
@@ -283,7 +324,8 @@ def tools(listed: list[Any]) -> Iterator[str]:
         yield from shape(tool, TOOL, where)
         yield from pattern(tool["name"], NAME, f"{where}.name")
         if tool.get("type", "custom") not in (None, "custom"):
-            yield f"tools.{i}: Input tag '{tool['type']}' found using 'type' does not match 'custom'"
+            tag = tool["type"]
+            yield f"tools.{i}: Input tag '{tag}' found using 'type' does not match 'custom'"
         if tool["input_schema"].get("type") != "object":
             yield f"{where}.input_schema.type: Input should be 'object'"
     if len({tool["name"] for tool in listed}) < len(listed):
@@ -299,7 +341,8 @@ def conversation(messages: list[Any]) -> Iterator[str]:
         if message["role"] not in ("user", "assistant"):
             yield f"messages.{i}.role: Input should be 'user' or 'assistant'"
         if i and message["role"] == messages[i - 1]["role"]:
-            yield f"messages.{i}: roles must alternate, but found `{message['role']}` twice in a row"
+            twice = f"found `{message['role']}` twice in a row"
+            yield f"messages.{i}: roles must alternate, but {twice}"
         if not message["content"]:
             yield f"messages.{i}: all messages must have non-empty content"
         yield from content(message["content"], message["role"], f"messages.{i}.content")
@@ -322,7 +365,8 @@ def content(parts: str | list[Any], place: str, where: str) -> Iterator[str]:
         here = f"{where}.{j}"
         kind = str(block.get("type")) if isinstance(block, dict) else ""
         if kind not in BLOCKS:
-            yield f"{here}: Input tag '{kind}' found using 'type' does not match any of the expected tags"
+            unknown = f"Input tag '{kind}' found using 'type'"
+            yield f"{here}: {unknown} does not match any of the expected tags"
         if kind not in ALLOWED[place]:
             yield f"{here}: `{kind}` blocks are not allowed in `{place}` content"
         yield from shape(block, BLOCKS[kind], f"{here}.{kind}")
@@ -374,9 +418,11 @@ def pairs(messages: list[Block]) -> Iterator[str]:
             if block["type"] == "tool_result":
                 answer = block["tool_use_id"]
                 if answer not in open_calls:
-                    yield f"{here}: unexpected `tool_use_id` found in `tool_result` blocks: {answer}"
+                    found = "unexpected `tool_use_id` found in `tool_result` blocks"
+                    yield f"{here}: {found}: {answer}"
                 if answer in answered:
-                    yield f"{here}: each tool_use must have a single result. Found multiple for: {answer}"
+                    found = "each tool_use must have a single result. Found multiple for"
+                    yield f"{here}: {found}: {answer}"
                 if j > len(answered):  # something before it was not a result
                     yield f"{here}: `tool_result` blocks must come before all other content"
                 answered.append(answer)
@@ -386,7 +432,11 @@ def pairs(messages: list[Block]) -> Iterator[str]:
 
 
 def cache_controls(body: Block) -> Iterator[str]:
-    found = [holder["cache_control"] for holder in holders(body) if holder.get("cache_control") is not None]
+    found = [
+        holder["cache_control"]
+        for holder in holders(body)
+        if holder.get("cache_control") is not None
+    ]
     for control in found:
         yield from shape(control, CACHE_CONTROL, "cache_control")
         if control["type"] != "ephemeral" or control.get("ttl", "5m") not in ("5m", "1h"):
@@ -410,7 +460,8 @@ def holders(body: Block) -> Iterator[Block]:
 def header_problem(headers: dict[str, str]) -> str:
     if "anthropic-version" not in headers:
         return "anthropic-version: header is required"
-    if "anthropic-beta" in headers:  # the real API takes it; a program for every server must not need it
+    # The real API takes it; a program for every server must not need it.
+    if "anthropic-beta" in headers:
         return f"anthropic-beta: unexpected value(s) `{headers['anthropic-beta']}`"
     key, token = headers.get("x-api-key"), headers.get("authorization")
     if key and token and token != f"Bearer {key}":
@@ -430,7 +481,9 @@ def as_blocks(parts: str | list[Block]) -> list[Block]:
 
 
 def bare(block: Block) -> Block:
-    kept = {key: value for key, value in block.items() if key != "cache_control" and value is not None}
+    kept = {
+        key: value for key, value in block.items() if key != "cache_control" and value is not None
+    }
     if kept.get("type") == "tool_result":
         kept["content"] = [bare(part) for part in as_blocks(kept.get("content", []))]
     return kept
@@ -445,8 +498,11 @@ class Prefix:
 
     def __init__(self, body: Block) -> None:
         system, tools = as_blocks(body.get("system", [])), body.get("tools", [])
-        self._hash = hashlib.sha256(fingerprint([list(map(bare, system)), list(map(bare, tools))]).encode())
-        self.steps: list[tuple[str, Block, str]] = []  # place, block, hash of all that stands before it
+        self._hash = hashlib.sha256(
+            fingerprint([list(map(bare, system)), list(map(bare, tools))]).encode()
+        )
+        # place, block, hash of all that stands before it
+        self.steps: list[tuple[str, Block, str]] = []
         for i, message in enumerate(body["messages"]):
             for j, block in enumerate(as_blocks(message["content"])):
                 self.steps.append((f"messages.{i}.content.{j}", block, self.digest))
@@ -464,20 +520,26 @@ class Prefix:
 # Judge the request, record it, decide the answer. All of that is done before the first byte
 # of the answer is sent.
 
-Answer = tuple[Request, Reply | Fault, list[bytes]]  # the last for a Reply: one whole body, or events
+# The last part is for a Reply: one whole body, or events.
+Answer = tuple[Request, Reply | Fault, list[bytes]]
 
 
 class MessagesAPI:
     """The stand-in, a context manager. See the top of the file.
 
-    thinks      every reply starts with a thinking block (its text empty, as current models have it) unless
-                its own first block is one; so a Reply() that is to be quite empty needs thinks=False
-    window      in tokens: a longer request gets 400 "prompt is too long" and takes nothing from the script
+    thinks      every reply starts with a thinking block (its text empty, as current models have it)
+                unless its own first block is one; so a Reply() that is to be quite empty needs
+                thinks=False
+    window      in tokens: a longer request gets 400 "prompt is too long" and takes nothing from the
+                script
     max_output  the largest max_tokens
     usage       True: as Anthropic. "late": as LiteLLM, zeros first, all numbers in message_delta.
                 False: no numbers, all null. Reads from the cache are counted for requests with a
                 cache_control, by the longest earlier request that this one continues
     ratio       tokens for every 4 bytes of JSON
+    models      what GET /v1/models lists, or a Fault; None: there is no such path. May be changed
+    closes      a connection takes one request: the next one on it is dropped without a word, though
+                the answer before did not say so (as llama-server does now and then)
     """
 
     def __init__(
@@ -489,24 +551,32 @@ class MessagesAPI:
         max_output: int = 128_000,
         usage: bool | str = True,
         ratio: float = 1.0,
+        models: list[dict[str, Any]] | Fault | None = None,
+        closes: bool = False,
         port: int = 0,
     ) -> None:
         self.thinks, self.window, self.max_output = thinks, window, max_output
         self.usage, self.ratio = usage, ratio
+        self.models, self.closes = models, closes
+        self.listings: list[dict[str, str]] = []  # the headers of each request for the models
         self.requests: list[Request] = []
         self.refused: list[str] = []  # by validation; not by the window or a scripted fault
         self.other_paths: list[str] = []
         self.thinking_checked = 0  # thinking blocks that came back, known and in their place
-        self.errors: list[BaseException] = []  # raised by functions of the script; raised again on leaving
+        # raised by functions of the script; raised again on leaving
+        self.errors: list[BaseException] = []
         self.closing = False
         self._script: Iterator[Item] = repeat(script) if callable(script) else iter(script)
         self._lock = threading.Lock()
-        self._thoughts: dict[str, set[str]] = {}  # a thinking block that was sent: what may stand before it
+        # a thinking block that was sent: what may stand before it
+        self._thoughts: dict[str, set[str]] = {}
         self._cached: dict[tuple[str, str], int] = {}  # model and hash of a request: its tokens
         self._used: set[str] = set()  # ids and signatures that have been sent
         self._server = Server(self, port)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
         self._thread.start()
 
     def __enter__(self) -> MessagesAPI:  # noqa: PYI034 - `Self` is younger than Python 3.10
@@ -539,7 +609,9 @@ class MessagesAPI:
         usage["output_tokens"] = max(1, self._tokens(blocks))
         return request, item, self._sent(item, request.body, blocks, usage)
 
-    def _judged(self, path: str, headers: dict[str, str], raw: bytes) -> tuple[Request, Prefix | None]:
+    def _judged(
+        self, path: str, headers: dict[str, str], raw: bytes
+    ) -> tuple[Request, Prefix | None]:
         """The request on record, and its prefix if it is accepted."""
         try:
             body, broken = json.loads(raw.decode()), ""
@@ -566,7 +638,9 @@ class MessagesAPI:
             if bound_to is None:
                 return invalid
             if before not in bound_to:
-                return f"{invalid}. The block is bound to a different conversation. Remove the block."
+                return (
+                    f"{invalid}. The block is bound to a different conversation. Remove the block."
+                )
         self.thinking_checked += len(came_back)
         return ""
 
@@ -597,10 +671,15 @@ class MessagesAPI:
         if any(holder.get("cache_control") for holder in holders(body)):
             places = [before for _, _, before in prefix.steps] + [prefix.digest]
             read = min(tokens, max(self._cached.get((body["model"], place), 0) for place in places))
-            write = max(0, tokens - read - 3)  # a few tokens always stand behind the last breakpoint
+            # a few tokens always stand behind the last breakpoint
+            write = max(0, tokens - read - 3)
             self._cached[body["model"], prefix.digest] = tokens
         rest = tokens - read - write
-        return {"input_tokens": rest, "cache_creation_input_tokens": write, "cache_read_input_tokens": read}
+        return {
+            "input_tokens": rest,
+            "cache_creation_input_tokens": write,
+            "cache_read_input_tokens": read,
+        }
 
     def _blocks(self, reply: Reply, prefix: Prefix) -> list[Block]:
         """The blocks as they are sent; of thinking it is remembered what stands before it."""
@@ -626,8 +705,14 @@ class MessagesAPI:
         else:
             last = {"output_tokens": usage["output_tokens"]}
         has_call = any(block.get("type") == "tool_use" for block in blocks)
-        reason = ("tool_use" if has_call else "end_turn") if reply.stop_reason == AUTO else reply.stop_reason
-        message: Block = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant"}
+        reason = reply.stop_reason
+        if reason == AUTO:
+            reason = "tool_use" if has_call else "end_turn"
+        message: Block = {
+            "id": "msg_" + secrets.token_hex(12),
+            "type": "message",
+            "role": "assistant",
+        }
         message |= {"model": body["model"], "content": blocks, "usage": usage}
         message |= {"stop_reason": reason, "stop_sequence": None}
         return stream(reply, message, first, last) if body.get("stream") else [utf8(message)]
@@ -641,7 +726,8 @@ GARBAGE = b'event: content_block_delta\ndata: {"type": "content_block_de\n\n'
 
 def stream(reply: Reply, message: Block, first_usage: Block, last_usage: Block) -> list[bytes]:
     """All the events that are sent, up to the end that the script wants."""
-    end, each = reply.end, [block_events(i, block, reply) for i, block in enumerate(message["content"])]
+    end = reply.end
+    each = [block_events(i, block, reply) for i, block in enumerate(message["content"])]
     if end == "llama":
         body = [event for events in each for event in events[:-1]] + [events[-1] for events in each]
     else:
@@ -662,6 +748,8 @@ def stream(reply: Reply, message: Block, first_usage: Block, last_usage: Block) 
         "reset": sent[:middle],
         "error": [*sent, sse(OVERLOADED)],
         "garbage": [*sent[:middle], GARBAGE, *sent[middle:], *tail],
+        "late_error": [*sent, *tail, sse(OVERLOADED)],
+        "late_garbage": [*sent, *tail, GARBAGE],
     }
     return head + ends.get(end, sent + tail)
 
@@ -745,6 +833,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
+    answered = False  # has this connection had a request?
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -752,15 +841,22 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length", 0))
         raw = self.rfile.read(length)
-        if len(raw) < length or "transfer-encoding" in self.headers:  # it hung up; or it speaks too modern
+        # It hung up; or it speaks too modern.
+        if len(raw) < length or "transfer-encoding" in self.headers:
             self.close_connection = True
             return self.fault(Fault(411, "a content-length is required"))
-        path = self.path.partition("?")[0]
-        if self.command != "POST" or not path.endswith("/v1/messages") or "/v1/v1/" in path:
-            self.server.api.other_paths.append(self.path)
-            return self.fault(Fault(404, f"Not found: {self.command} {self.path}"))
+        path, api = self.path.partition("?")[0], self.server.api
+        if self.answered and api.closes:
+            self.close_connection = True
+            return
+        self.answered = True
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request, answer, parts = self.server.api.receive(self.path, headers, raw)
+        if self.command == "GET" and path.endswith("/v1/models") and api.models is not None:
+            return self.list_models(headers)
+        if self.command != "POST" or not path.endswith("/v1/messages") or "/v1/v1/" in path:
+            api.other_paths.append(self.path)
+            return self.fault(Fault(404, f"Not found: {self.command} {self.path}"))
+        request, answer, parts = api.receive(self.path, headers, raw)
         try:
             if isinstance(answer, Fault):
                 self.fault(answer)
@@ -769,6 +865,13 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
             request.closed_early = not self.server.api.closing
+
+    def list_models(self, headers: dict[str, str]) -> None:
+        api = self.server.api
+        api.listings.append(headers)
+        if isinstance(api.models, Fault):
+            return self.fault(api.models)
+        self.whole(200, "application/json", utf8({"object": "list", "data": api.models}), {})
 
     do_GET = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST
 
@@ -784,17 +887,19 @@ class Handler(BaseHTTPRequestHandler):
             return self.whole(200, "application/json", parts[0], {})
         self.head(200, "text/event-stream; charset=utf-8", {"transfer-encoding": "chunked"})
         chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in parts]
-        if reply.end not in ("reset", "stall"):
-            chunks[-1] += b"0\r\n\r\n"  # the chunk that says it was all, in one piece with the last event
+        stalls = reply.end in ("stall", "late_stall")
+        if reply.end != "reset" and not stalls:
+            # the chunk that says it was all, in one piece with the last event
+            chunks[-1] += b"0\r\n\r\n"
         for i, chunk in enumerate(chunks):
             self.pause(reply.pace if i else 0)
             self.wfile.write(chunk)
-        if reply.end == "stall":
+        if stalls:
             self.pause(None)
         self.close_connection = reply.end == "reset"
 
     def pause(self, seconds: float | None) -> None:
-        """Wait, unless the client hangs up first: it has nothing else to say before the end of the reply."""
+        """Wait, unless the client hangs up first: before the end of the reply it says nothing."""
         hung_up, _, _ = select.select([self.connection], [], [], seconds)
         if hung_up:
             raise ConnectionAbortedError
