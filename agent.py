@@ -84,6 +84,10 @@ class Settings:
     bash_timeout: int = 120  # AGENT_BASH_TIMEOUT, seconds: most test suites end before
     max_turns: int = 200  # AGENT_MAX_TURNS: model calls for one prompt; a model may go in circles
 
+    def __post_init__(self) -> None:
+        url = re.sub(r"/*(/v1/*)?$", "", self.base_url)  # the SDK adds a /v1 of its own
+        object.__setattr__(self, "base_url", url)
+
     @property
     def is_own_server(self) -> bool:
         return self.base_url != ANTHROPIC
@@ -161,13 +165,36 @@ class Stopped(Exception):
 
 
 class Refused(Stopped):
-    """The server does not take this request, and would not take it a second time."""
+    """A request had no reply. Unless it `may_pass`, the server would refuse it again."""
 
-    def __init__(self, line: str, status: int = 400, overflow: bool = False, window: int = 0):
+    def __init__(self, line: str, status: int = 400, words: str = "", overflow: bool = False):
         super().__init__(line)
-        self.status = status  # of HTTP
-        self.overflow = overflow  # does the server say that the request is too long?
-        self.window = window  # tokens that the model takes; 0 = it did not say
+        self.status = (
+            status  # of HTTP; 0 = no answer, or a broken one; 200 = an error in mid-stream
+        )
+        self.words = words  # all that the server said
+        self.overflow = overflow  # is the request too long?
+        self.may_pass = False
+        self.retry_after: float | None = None  # seconds, if the server says so
+
+    def says(self, pattern: str) -> bool:
+        return self.status == 400 and bool(re.search(pattern, self.words))
+
+    @property
+    def window(self) -> int:
+        """Tokens that the model takes; 0 = the server did not say."""
+        found = WINDOW_SIZE.search(self.words)
+        size = int(found[1].replace(",", "")) if found else 0
+        return size if size > SMALLEST_WINDOW else 0
+
+    @property
+    def is_loading(self) -> bool:
+        return self.status == 503 and "oading" in self.words
+
+    @property
+    def is_about_content(self) -> bool:
+        """Is it something in the messages, and not the key, the model's name, the account?"""
+        return self.status in (200, 400, 413, 422)
 
 
 @dataclass(frozen=True)
@@ -232,6 +259,7 @@ class Prompt:
     text: str
     state: str = "open"  # until a complete answer came: "done"; after Ctrl-C: "stopped"
     attached: str | None = None  # the file with what was piped in
+    accepted: bool = False  # has the server taken it?
 
 
 def close(prompts: list[Prompt], state: str) -> None:
@@ -264,7 +292,6 @@ class Agent:
         self.prompt_start = 0  # where the newest prompt stands in `messages`
         self.before_prompt: list[Message] = []  # the view before the newest prompt
         self.accepted: list[Message] = []  # the last view that the server took
-        self.accepted_prompts = 0  # how many prompts there were then
         self.replied: list[Message] = []  # the reply to it
         self.running: Block = {}  # the call that is running
         self.last_result: tuple[Any, ...] = ()  # of which call, and what it was
@@ -281,20 +308,21 @@ class Agent:
         """
         try:
             with interrupts.held():
-                self.meet_server()
                 self.begin(prompt, attached)
+                self.meet_server()
                 answer = self.work()
                 self.close_prompts("done")
                 return answer
-        except KeyboardInterrupt:
+        except KeyboardInterrupt:  # after Stopped the prompt stays open: "go on" means it
             self.close_prompts("stopped")
             raise
 
     def meet_server(self) -> None:
         """Learn which model is there, and fit into its window what was not set by hand."""
-        is_known = self.model.name and (self.model.window or self.accepted)
-        if not is_known:  # it may not have been up before
-            self.model.meet()
+        has_answered = self.model.window or self.accepted
+        if not self.model.name or not has_answered:  # it may not have been up before
+            with interrupts.allowed():
+                self.model.meet()
             self.budget.fit(self.settings, self.model.window)
 
     def begin(self, prompt: str, attached: str) -> None:
@@ -304,7 +332,7 @@ class Agent:
         self.last_result = ()
         self.before_prompt = list(self.messages)
         self.prompt_start = len(self.messages)
-        prompt, attached = plain([prompt, self.settings.without_key(attached)])
+        prompt, attached = (self.settings.without_key(said) for said in plain([prompt, attached]))
         self.prompts.append(Prompt(prompt))
         content = [text_block(prompt)]
         if attached.strip():
@@ -376,10 +404,8 @@ class Agent:
         before = self.budget.measure(self.messages)
         after = self.budget.measure(cleared)
 
-        past = 0  # what a summary could replace, if the cache is cold
-        if cold:
-            past = self.budget.count(self.messages[: self.prompt_start]) - self.budget.count([])
-        if self.focus is not None or self.budget.is_full(past):
+        past = self.budget.count(self.messages[: self.prompt_start]) - self.budget.count([])
+        if self.focus is not None or self.budget.is_full(past if cold else 0):
             if self.auto_compact(self.focus or ""):  # it reads the messages before clearing
                 return
         if cleared is not self.messages:
@@ -398,18 +424,19 @@ class Agent:
             self.messages = without_thinking(self.messages)
         if reply.stop_reason == "refusal":
             self.transcript.append({"lost": reply.text})
-            self.step_back(only_prompt=self.accepted_prompts == len(self.prompts))
+            self.step_back(to_prompt=self.prompts[-1].accepted)
             raise Stopped("The model declined. Say it differently.")
         if reply.content:  # an empty reply proves nothing
             self.budget.calibrate(reply.input_tokens, reply.cached_tokens)
             self.accepted = list(self.messages)
-            self.accepted_prompts = len(self.prompts)
+            for prompt in self.prompts:
+                prompt.accepted = True
             self.add("assistant", reply.content)
             self.replied = self.messages[-1:]
         return reply
 
     def request(self) -> Reply:
-        """One request with the view as it is. Of a reply that Ctrl-C stops, what came is kept."""
+        """One request with the view as it is. If Ctrl-C stops the reply, keep what came."""
         try:
             return self.model.request(self.messages, self.budget.max_reply)
         except KeyboardInterrupt:
@@ -419,9 +446,9 @@ class Agent:
             raise
 
     def make_room_and_retry(self, refusal: Refused) -> Reply:
-        """An overflow leads to one compaction and one more try. All else is the end of it.
+        """Mend an overflow: compact once, send once more. Raises for everything else.
 
-        It is believed only if the request was larger than any that this server took.
+        We believe in an overflow only if the request was larger than any that this server took.
         """
         limit = self.budget.limit
         if refusal.overflow and self.budget.is_record():
@@ -432,23 +459,25 @@ class Agent:
                 except Refused as again:  # so it was no overflow, or nothing helps
                     refusal = again
                     self.budget.limit = limit
-        is_about_content = refusal.status in (200, 400, 413, 422)
-        if is_about_content or self.prompt_start == len(self.messages) - 1:
-            self.step_back(only_prompt=not is_about_content)
+        if refusal.is_about_content or self.prompt_start == len(self.messages) - 1:
+            self.step_back(to_prompt=not refusal.is_about_content)
         raise refusal
 
-    def step_back(self, only_prompt: bool) -> None:
-        """Return to the view before the newest prompt, or to the last one that the server took.
+    def step_back(self, to_prompt: bool) -> None:
+        """Return to an earlier view: what the server refuses once, it refuses again.
 
-        For what it refuses once, it refuses again. The second time, a reply with calls goes, too.
+        `to_prompt`: to the view before the newest prompt. Else to the last one that the server
+        took, with its reply; if that is not taken either, to the same without a reply that calls.
         """
-        if only_prompt:
+        if to_prompt:
             self.messages = list(self.before_prompt)
             self.prompts.pop()
         else:
             self.messages = self.accepted + self.replied
-            self.replied = [m for m in self.replied if not all_blocks([m], "tool_use")]
-            del self.prompts[self.accepted_prompts :]
+            self.replied = [m for m in self.replied if m["role"] == "assistant"]
+            if all_blocks(self.replied, "tool_use"):
+                self.replied = []
+            self.prompts = [prompt for prompt in self.prompts if prompt.accepted]
         self.prompt_start = len(self.messages)
         self.budget.floor = 0
         self.log_view("refused")
@@ -502,7 +531,8 @@ class Agent:
                 raise ValueError(f"the working directory {self.workspace.root} is gone")
             arguments = tool.checked(call)
             change = tool.function(self, **arguments) if tool.changes else None
-            self.screen.preview(change.diff() if change else tool.details(call))
+            preview = change.diff() if change else tool.details(call)
+            self.screen.preview([self.settings.without_key(line) for line in preview])
             if tool.asks:
                 with interrupts.allowed():
                     verdict = self.allow(call)
@@ -510,7 +540,7 @@ class Agent:
                     return f"Not run: {verdict.reason}", True
             if change:
                 return self.workspace.apply(change), False
-            if tool.holds:
+            if tool.handles_ctrl_c:
                 return str(tool.function(self, **arguments)), False
             with interrupts.allowed():
                 return str(tool.function(self, **arguments)), False
@@ -524,15 +554,15 @@ class Agent:
         self.repeats = self.repeats + 1 if this == self.last_result else 1
         self.last_result = this
         address = self.transcript.keep(call["id"], text)
-        self.screen.result(text, is_error)
         size = (self.workspace.root / address).stat().st_size if address else 0
-        text = clip(text, self.workspace.result_cap, address, size)
+        content = clip(text, self.workspace.result_cap, address, size)
         if self.repeats >= 3:
-            text += REPEATED.format(self.repeats)
-        result = {"type": "tool_result", "tool_use_id": call["id"], "content": text}
+            content += REPEATED.format(self.repeats)
+        result = {"type": "tool_result", "tool_use_id": call["id"], "content": content}
         if is_error:
             result["is_error"] = True
         self.add("user", [result])
+        self.screen.result(text, is_error)
 
     def auto_compact(self, focus: str = "", overflow: bool = False) -> bool:
         """Layer 2, see section 4: a summary takes the place of the view. Returns whether it did.
@@ -558,7 +588,7 @@ class Agent:
         if after > self.budget.limit:
             self.budget.limit = 2 * after
             self.screen.line(TOO_SMALL.format(after, 2 * after))
-        if after > 0.8 * before:
+        if after > WORTHLESS_SHARE * before:
             self.budget.floor = before
             self.screen.line("[not compacted: it would not get much shorter]")
             return False
@@ -573,10 +603,10 @@ class Agent:
 
 
 class Interrupts:
-    """Ctrl-C, and the signals that end a program, put off while something must not be torn.
+    """Puts off Ctrl-C, and the signals that end a program, while something must not be torn.
 
-    The agent holds them while it works and allows them where it waits: for the model, for a
-    command, for the person. So a call is logged once, as it ended, and no command is left.
+    The agent holds signals while it works and allows them where it waits: for the model, for a
+    command, for the person. So a call is logged once, as it ended, and no command runs on.
     """
 
     def __init__(self) -> None:
@@ -592,7 +622,8 @@ class Interrupts:
                 signal.signal(number, self.handle)
 
     def handle(self, number: int, frame: object = None) -> None:
-        self.waiting = number
+        if self.waiting in (0, signal.SIGINT):  # Ctrl-C does not replace what ends the program
+            self.waiting = number
         if self.is_open:
             self.raise_waiting()
 
@@ -729,7 +760,7 @@ def replace_results(messages: list[Message], texts: dict[str, str]) -> list[Mess
 
 
 def without_thinking(messages: list[Message]) -> list[Message]:
-    """The messages without thinking, which the server takes only behind what it was thought on."""
+    """The messages without thinking: the server rejects it once a message before it has changed."""
     kept = []
     for message in messages:
         content = [block for block in message["content"] if block["type"] not in THINKING]
@@ -774,6 +805,7 @@ SUMMARY_SHARE = 2 / 5  # of what these two leave
 EARLIER_SHARE = 1 / 10  # of the same, for each kind of earlier prompts
 FILES_SHARE = 2 / 5  # of the same, as far as the others have not used it
 RECENT_FILES = 12
+WORTHLESS_SHARE = 0.8  # of what was there; a compaction that leaves more is thrown away
 SMALLEST_PART = 2_000  # characters; a model that does not take this takes nothing
 
 
@@ -859,7 +891,7 @@ def as_text(messages: list[Message]) -> str:
 
 
 def compacted_view(agent: Agent, summary: str) -> list[Message]:
-    """One memory, then the newest messages. Together they have half of the room there is."""
+    """One memory, then the newest messages. Together they fill the room."""
     room = agent.budget.room(agent.messages)
     newest = agent.messages[agent.prompt_start + 1 :]
     window = newest_messages(newest, int(room * WINDOW_SHARE), agent.transcript.address)
@@ -1055,7 +1087,8 @@ class Budget:
 # the user typed and what became of it; `lost` is text of a reply that was thrown away.
 
 RECORDS = ".transcripts"
-NOTES = f"{RECORDS}/MEMORY.md"  # the agent's own, for later conversations
+IS_FOLDER = re.compile(r"\.transcripts/[A-Za-z0-9_-]{1,99}")
+MEMORY = f"{RECORDS}/MEMORY.md"  # the agent's own, for later conversations
 
 
 class Transcript:
@@ -1086,7 +1119,7 @@ class Transcript:
             lines.insert(0, {"conversation": self.id, "folders": self.folders})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         data = self.settings.without_key(text).encode("utf-8", "replace")
-        self.expected += len(data)
+        self.expected += len(data)  # also if that fails: then the record is not whole
         try:
             self.write(data)
             self.has_failed = False
@@ -1121,8 +1154,8 @@ class Transcript:
         if top.is_symlink():
             raise OSError(0, "it is a symbolic link")
         top.mkdir(mode=0o700, exist_ok=True)
-        if not (top / ".gitignore").exists():
-            (top / ".gitignore").write_text("*\n")
+        with suppress(FileExistsError), open(top / ".gitignore", "x") as file:
+            file.write("*\n")
         path.parent.mkdir(mode=0o700, exist_ok=True)
         return open(path, "xb", opener=private)
 
@@ -1180,7 +1213,8 @@ def resume(agent: Agent, wanted: str = "") -> str:
     Returns a line for the user. Raises Stopped if there is none.
     """
     paths = sorted((agent.workspace.root / RECORDS).glob("*.jsonl"), reverse=True)
-    paths = [path for path in paths if is_plain(path) and os.access(path, os.R_OK)]
+    paths = [path for path in paths if is_name(path.stem) and is_plain(path)]
+    paths = [path for path in paths if os.access(path, os.R_OK)]
     for path in paths:
         if wanted in ("", path.stem):
             broken = load(agent, path)
@@ -1211,14 +1245,10 @@ def load(agent: Agent, path: Path) -> int:
     for record in records(path):
         try:
             take_record(agent, record)
-        except (ValueError, TypeError, LookupError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             broken += 1
-        if agent.messages and agent.messages[-1]["role"] == "assistant":
-            agent.accepted_prompts = len(agent.prompts)
-        agent.model.call_ids |= {c["id"] for c in all_blocks(agent.messages[-1:], "tool_use")}
 
     agent.messages = without_thinking(agent.messages)
-    agent.model.call_ids |= {call["id"] for call in all_blocks(agent.messages, "tool_use")}
     last = max(len(agent.messages) - 1 - unanswered(agent.messages), 0)
     agent.accepted = agent.messages[:last]
     agent.replied = agent.messages[last : last + 1]
@@ -1227,34 +1257,42 @@ def load(agent: Agent, path: Path) -> int:
 
 def take_record(agent: Agent, record: dict[str, Any]) -> None:
     """Take one line of a record in. Raises if it is none, and then changes nothing."""
+    new: list[Message] = []
     if "view" in record:
         prompts = [sound_prompt(prompt) for prompt in record["prompts"]]
-        agent.messages = [sound(message) for message in record["messages"]]
+        new = [sound(message) for message in record["messages"]]
+        agent.messages = new
         agent.prompts = prompts
     elif "prompt" in record:
         agent.prompts.append(sound_prompt(record["prompt"]))
     elif "closed" in record:
         close(agent.prompts, sound_prompt({"text": "", "state": record["closed"]}).state)
     elif "conversation" in record:
-        agent.transcript.folders += [str(folder) for folder in record["folders"]]
+        agent.transcript.folders += filter(IS_FOLDER.fullmatch, record["folders"])
     elif "lost" not in record:
-        agent.messages.append(sound(record))
+        new = [sound(record)]
+        agent.messages += new
+        if record["role"] == "assistant":
+            for prompt in agent.prompts:
+                prompt.accepted = True
+    agent.model.call_ids.update(call["id"] for call in all_blocks(new, "tool_use"))
 
 
 def sound(message: Message) -> Message:
     """A message of a record, if it could be sent; else ValueError."""
-    content = [known_fields(block) for block in plain(message["content"])]
-    if message["role"] not in ("user", "assistant") or not content or None in content:
+    content = [known_fields(block) or {} for block in plain(message["content"])]
+    names = [
+        block[key] for block in content for key in ("id", "name", "tool_use_id") if key in block
+    ]
+    is_sound = content and all(content) and all(map(is_name, names))  # some become names of files
+    if not is_sound or message["role"] not in ("user", "assistant"):
         raise ValueError("no message")
-    calls = all_blocks([{"content": content}], "tool_use")
-    if not all(is_name(call["id"]) and is_name(call["name"]) for call in calls):
-        raise ValueError("no call")
     return {"role": message["role"], "content": content}
 
 
 def sound_prompt(data: Any) -> Prompt:
     """A prompt of a record; ValueError or TypeError if it is none."""
-    prompt = Prompt(**data)
+    prompt = Prompt(**plain(data))
     words = (prompt.text, prompt.state, prompt.attached or "")
     if prompt.state not in ("open", "done", "stopped") or not all(
         isinstance(w, str) for w in words
@@ -1282,6 +1320,7 @@ LOADING_WAITS = (2.0,) * 150  # while a server of one's own loads its model
 MAX_WAIT = 60  # seconds; nobody sits longer before a screen that does nothing
 MEETING_TIME = 3  # seconds for the list of models
 WINDOW_NAMES = ("n_ctx", "max_model_len", "context_length", "max_context_length")
+SMALLEST_WINDOW = 500  # tokens; a server that names less means something else
 WINDOW_EXCEEDED = "model_context_window_exceeded"
 OVERFLOW = re.compile(
     r"(?i)(?<!string )too long|context.?(length|window|size|limit)|token limit"
@@ -1289,7 +1328,7 @@ OVERFLOW = re.compile(
 )
 WINDOW_SIZE = re.compile(
     r"(?i)(?:\d(?: tokens)? > |context length (?:is|of) |context size \(|n_ctx\W+|limit (?:is|of) )"
-    r"(\d[\d,]{2,})"
+    r"(\d[\d,]{2,11})"
 )
 WHERE = "in the environment or the .env beside agent.py"
 KEY_NAMES = "ANTHROPIC_API_KEY or ANTHROPIC_AUTH_TOKEN"
@@ -1320,7 +1359,7 @@ class Model:
         self.transcript = transcript
         self.name = ""  # until it has met the server
         self.window = 0  # tokens; 0 = not known
-        self.notes = project_notes(root, screen)
+        self.notes = settings.without_key(project_notes(root, screen))
         self.system = system_prompt(root, self.notes)
         self.tools = [tool.description(name) for name, tool in TOOLS.items()]
         self.client: Any = None  # an anthropic.Anthropic; made at the first request
@@ -1340,12 +1379,12 @@ class Model:
         return self.system != before
 
     def meet(self) -> None:
-        """Ask a server of one's own for its models. ValueError: it is not clear which to use."""
+        """Ask a server of one's own for its models. Stopped: it is not clear which to use."""
         listed = list_models(self.settings)
         names = [entry["id"] for entry in listed]
         if len(names) > 1 and not self.settings.model:
-            raise ValueError(f"Set MODEL_ID {WHERE}; the server has {', '.join(names[:20])}.")
-        self.name = self.settings.model or "".join(names) or DEFAULT_MODEL
+            raise Stopped(f"Set MODEL_ID {WHERE}; the server has {', '.join(names[:20])}.")
+        self.name = self.settings.model or (names[0] if names else DEFAULT_MODEL)
         for entry in listed:
             if len(listed) == 1 or entry["id"] == self.name:
                 self.window = window_of(entry)
@@ -1393,16 +1432,17 @@ class Model:
                 reply.lost_thinking = lost_thinking
                 return reply
             except Exception as error:  # of the SDK, httpx2, json: whatever a server can cause
-                interrupts.waiting = interrupts.waiting or interrupts.raised
-                interrupts.raise_waiting()  # pydantic makes an error of Ctrl-C
-                failure = Failure.of(error, self.settings)
+                if interrupts.raised:  # pydantic has made an error of a Ctrl-C
+                    interrupts.put_off()
+                    interrupts.raise_waiting()
+                failure = failure_of(error, self.settings)
             self.screen.end_text()
             if self.partial.strip():  # what the user has seen is on disk
                 self.transcript.append({"lost": self.partial})
 
-            if failure.names("cache_control") and self.takes_cache_control:
+            if failure.says("cache_control") and self.takes_cache_control:
                 self.takes_cache_control = False
-            elif failure.names("signature|thinking") and without_thinking(messages) != messages:
+            elif failure.says("signature|thinking") and without_thinking(messages) != messages:
                 messages = without_thinking(messages)
                 lost_thinking = True
             else:
@@ -1481,66 +1521,43 @@ class Model:
         self.spent["cached"] += getattr(usage, "cache_read_input_tokens", 0) or 0
         self.spent["output"] += getattr(usage, "output_tokens", 0) or 0
 
-    def wait(self, failure: Failure, tries: int) -> None:
+    def wait(self, failure: Refused, tries: int) -> None:
         """Announce the next try, and wait as the server asks. Raises if there is none."""
         waits = LOADING_WAITS if failure.is_loading else WAITS
         if not failure.may_pass:
-            raise Refused(failure.line, failure.status, failure.is_overflow, failure.window)
+            raise failure
         if tries >= len(waits):
-            raise Stopped(failure.line)
+            raise Stopped(str(failure))
         seconds = waits[tries] if failure.retry_after is None else failure.retry_after
         if seconds > MAX_WAIT:
             end = time.ctime(time.time() + min(seconds, 10**9))
-            raise Stopped(f"The server asks to wait until {end}. {failure.line}")
+            raise Stopped(f"The server asks to wait until {end}. {failure}")
         if tries == 0 or not failure.is_loading:
-            self.screen.line(f"[{failure.line}; trying again in {seconds:g} s]")
+            self.screen.line(f"[{failure}; trying again in {seconds:g} s]")
         with interrupts.allowed(), self.screen.waiting(lambda: "waiting"):
             time.sleep(seconds)
 
 
-@dataclass
-class Failure:
+def failure_of(error: Exception, settings: Settings) -> Refused:
     """Why a request had no reply, in the terms in which it is decided what to do."""
-
-    line: str  # for the user: status, address, the server's words
-    status: int  # of HTTP; 0 = no answer, or a broken one; 200 = an error in mid-stream
-    words: str  # all that the server said
-    may_pass: bool
-    is_overflow: bool
-    retry_after: float | None  # seconds, if the server says so
-
-    @classmethod
-    def of(cls, error: Exception, settings: Settings) -> Failure:
-        status = getattr(error, "status_code", getattr(error, "status", 0))
-        words = f"{error} {getattr(error, 'body', '')}"
-        overflow = status == 413 or getattr(error, "overflow", False)
-        if status in (200, 400, 422, 500):  # a rate limit is none, whatever it says
-            overflow = overflow or bool(OVERFLOW.search(words))
-        passes = status in (0, 200, 408, 409, 429) or status >= 500
-        if overflow or isinstance(error, (ImportError, AssertionError)):
-            passes = False
-        retry_after = None
-        with suppress(AttributeError, KeyError, ValueError):
-            retry_after = max(0.0, float(error.response.headers["retry-after"]))  # type: ignore
-        return cls(describe(error, status, settings), status, words, passes, overflow, retry_after)
-
-    def names(self, pattern: str) -> bool:
-        return self.status == 400 and bool(re.search(pattern, self.words))
-
-    @property
-    def window(self) -> int:
-        found = WINDOW_SIZE.search(self.words)
-        return int(found[1].replace(",", "")) if found else 0
-
-    @property
-    def is_loading(self) -> bool:
-        return self.status == 503 and "oading" in self.words
+    if isinstance(error, Refused):
+        return error
+    status = getattr(error, "status_code", 0)
+    failure = Refused(describe(error, status, settings), status)
+    failure.words = f"{error} {getattr(error, 'body', '')}"
+    failure.overflow = status == 413
+    if status in (200, 400, 422, 500):  # a rate limit is none, whatever it says
+        failure.overflow = bool(OVERFLOW.search(failure.words))
+    passes = status in (0, 200, 408, 409, 429) or status >= 500
+    is_final = failure.overflow or isinstance(error, (ImportError, AssertionError))
+    failure.may_pass = passes and not is_final
+    with suppress(AttributeError, KeyError, ValueError):
+        failure.retry_after = max(0.0, float(error.response.headers["retry-after"]))  # type: ignore
+    return failure
 
 
 def describe(error: Exception, status: int, settings: Settings) -> str:
     """What went wrong in one line: status, address, the server's words; never a page or a key."""
-    if isinstance(error, Refused):
-        return str(error)
     said = server_words(error)
     line = f"{status or 'No answer'} from {settings.shown_url}"
     hint = KEY_NAMES if "No connected db" in said else HINTS.get(status)  # so LiteLLM says it
@@ -1559,7 +1576,7 @@ def server_words(error: Exception) -> str:
     body: Any = getattr(error, "body", None)
     while isinstance(body, dict):
         body = body.get("error") or body.get("message") or body.get("detail") or str(body)
-    words = str(body or error.__cause__ or error)
+    words = str(body or error.__cause__ or error)[:10_000]  # characters; pages may be long
     if "<html" in words.lower():
         title = re.search("(?is)<title[^>]*>(.*?)</title>", words)
         return title[1] if title else "(a web page)"
@@ -1587,7 +1604,7 @@ def known_fields(block: Block) -> Block | None:
 
 
 def sendable(content: list[Block], call_ids: set[str]) -> list[Block]:
-    """What of a reply can be sent back. Behind what is not as it came, thinking goes, too."""
+    """What of a reply can be sent back. After a changed block, its thinking is dropped, too."""
     kept: list[Block] = []
     intact = True
     for block in content:
@@ -1688,8 +1705,8 @@ def window_of(entry: dict[str, Any]) -> int:
     """The tokens that a model of a list takes; 0 if the list does not say."""
     meta = entry.get("meta")
     facts = {**entry, **meta} if isinstance(meta, dict) else entry
-    sizes = [facts[name] for name in WINDOW_NAMES if isinstance(facts.get(name), int)]
-    return next((size for size in sizes if size > 0), 0)
+    sizes = [facts[name] for name in WINDOW_NAMES if type(facts.get(name)) is int]
+    return next((size for size in sizes if size > SMALLEST_WINDOW), 0)
 
 
 def project_notes(root: Path, screen: Screen) -> str:
@@ -1745,6 +1762,7 @@ class Change:
     def diff(self) -> list[str]:
         """What would change, byte by byte, as lines; first the file, if a link leads to it."""
         lines = changed_lines(byte_lines(self.old or b""), byte_lines(self.new))
+        lines = [line.replace(NO_NEWLINE, "  (no newline at the end)") for line in lines]
         if self.is_link:
             lines.insert(0, f"it leads to {self.file}")
         if one_line(self.path, SHOWN_CHARS) != self.path:
@@ -1761,7 +1779,7 @@ class Tool:
     asks: bool = False  # does it need permission?
     is_file_tool: bool = False  # is the shown argument a file that it reads or changes?
     changes: bool = False  # it returns the Change that it wants, which is shown and then made
-    holds: bool = False  # it allows Ctrl-C itself, where it waits; else that may end it anywhere
+    handles_ctrl_c: bool = False  # else Ctrl-C may end it anywhere
 
     def arguments(self) -> dict[str, inspect.Parameter]:
         return dict(list(inspect.signature(self.function).parameters.items())[1:])
@@ -1833,7 +1851,7 @@ class Workspace:
     def writable(self, path: str) -> Path:
         """The same, if it may be written: the record may not."""
         file = self.resolve(path)
-        if file.is_relative_to(self.root / RECORDS) and file != self.root / NOTES:
+        if file.is_relative_to(self.root / RECORDS) and file != self.root / MEMORY:
             raise ValueError(f"in {RECORDS} only MEMORY.md may be written: the rest is a record")
         return file
 
@@ -1901,7 +1919,7 @@ def bash(agent: Agent, command: str, timeout: float = 0) -> str:
     with interrupts.held(), agent.screen.modes_kept(), agent.screen.waiting(output.last_line):
         try:
             shell = start_shell(command, root, write_end)
-        except OSError:
+        except (OSError, ValueError):
             os.close(pipe)
             raise
         finally:
@@ -1956,7 +1974,7 @@ def start_shell(command: str, root: Path, output: int) -> subprocess.Popen[bytes
 
 
 def command_environment() -> dict[str, str]:
-    """The user's environment, but without keys, pager, colour, and the private one of `uv run`."""
+    """The user's environment without keys, pager and colour, and without that of `uv run`."""
     kept = {n: value for n, value in os.environ.items() if not n.startswith("ANTHROPIC_")}
     kept |= PLAIN_OUTPUT
     if "/environments-v" in sys.prefix:  # uv made it for this file alone
@@ -2254,11 +2272,14 @@ def replace_file(file: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
+NO_NEWLINE = "\udfff"  # a mark that no file can hold
+
+
 def byte_lines(data: bytes) -> list[str]:
-    """The lines of a file, its odd bytes as escapes."""
-    lines = data.decode("utf-8", "backslashreplace").split("\n")
+    """The lines of a file, its odd bytes as lone surrogates."""
+    lines = data.decode("utf-8", "surrogateescape").split("\n")
     if lines[-1]:
-        lines[-1] += "  (no newline at the end)"
+        lines[-1] += NO_NEWLINE
     else:
         lines.pop()
     return lines
@@ -2284,7 +2305,7 @@ def words_of(error: Exception) -> str:
 
 
 TOOLS = {
-    "bash": Tool(bash, "command", asks=True, holds=True),
+    "bash": Tool(bash, "command", asks=True, handles_ctrl_c=True),
     "read_file": Tool(read_file, "path", is_file_tool=True),
     "write_file": Tool(write_file, "path", asks=True, is_file_tool=True, changes=True),
     "edit_file": Tool(edit_file, "path", asks=True, is_file_tool=True, changes=True),
@@ -2404,7 +2425,7 @@ class Screen:
             threading.Thread(target=self.tick, daemon=True).start()
 
     def write(self, stream: IO[str] | None, text: str) -> None:
-        with self.lock:
+        with self.lock, suppress(OSError, ValueError):  # nobody looks any more: the work goes on
             if self.sign_is_shown:
                 self.sign_is_shown = False
                 print("\r\033[K", end="", file=self.notes, flush=True)
@@ -2472,7 +2493,7 @@ class Screen:
     @contextmanager
     def modes_kept(self, flags: int = 0) -> Iterator[None]:
         """Put the modes of the terminal back after a block, in which those `flags` are off."""
-        if not self.is_terminal:
+        if not self.is_terminal or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
             yield
             return
         import termios
@@ -2482,7 +2503,8 @@ class Screen:
         try:
             yield
         finally:
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
+            with suppress(termios.error):  # it was closed
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
 
     def ask(self, question: str) -> str:
         """Ask the person for one line. What was typed before is set aside for the next prompt."""
@@ -2523,8 +2545,7 @@ def read_settings() -> Settings:
             values[setting.name] = int(value)
         elif value:
             values[setting.name] = value
-    url = re.sub(r"/*(/v1/*)?$", "", values.get("base_url", ANTHROPIC))
-    settings = Settings(**{**values, "base_url": url})
+    settings = Settings(**values)
     check_reach(settings)
     return settings
 
@@ -2675,7 +2696,7 @@ def repl(agent: Agent) -> None:
             elif typed.strip():
                 turn(agent, typed)
             if agent.screen.is_terminal:
-                save_history(history)
+                save_history(history, agent.settings)
         except KeyboardInterrupt:
             agent.screen.write(agent.screen.notes, "\n")
         except EOFError:
@@ -2699,7 +2720,7 @@ def read_prompt(screen: Screen) -> str:
 
 
 def load_history(path: Path) -> None:
-    """Give the up-arrow the prompts of this directory, of which nothing can drive a terminal."""
+    """Give the up-arrow the prompts of this directory; escape codes in them are made harmless."""
     import readline
 
     with suppress(OSError):
@@ -2710,10 +2731,14 @@ def load_history(path: Path) -> None:
         readline.replace_history_item(index, visible(readline.get_history_item(index + 1)))
 
 
-def save_history(path: Path) -> None:
+def save_history(path: Path, settings: Settings) -> None:
     """Write it beside and rename it: a link in its place is not followed."""
     import readline
 
+    last = readline.get_current_history_length()
+    if last:
+        typed = readline.get_history_item(last)
+        readline.replace_history_item(last - 1, settings.without_key(typed))
     new = path.with_name(f"history-{os.urandom(4).hex()}")
     with suppress(OSError):
         open(new, "xb", opener=private).close()
@@ -2783,7 +2808,10 @@ def start(options: argparse.Namespace) -> int:
         screen.line("[ANTHROPIC_API_KEY and ANTHROPIC_AUTH_TOKEN are set: the key is used]")
     if options.resume is not None:
         screen.line(resume(agent, options.resume))
-    agent.meet_server()
+    try:
+        agent.meet_server()
+    except Stopped as reason:
+        raise ValueError(str(reason)) from None
     threading.Thread(target=preload, args=[agent.model], daemon=True).start()
     if one_shot:
         return run_one(agent, options.prompt)

@@ -439,7 +439,7 @@ def long_record(size: int) -> Callable[[], object]:
 
 def large_diff(size: int) -> Callable[[], object]:
     """A file of which every tenth line is to change, as it is shown before the question."""
-    lines = [f"line {number} of {number % 7}" for number in range(100 * size)]
+    lines = [f"line {number} of {number % 7}" for number in range(3_000 * size)]
     new = [f"{line} changed" if n % 10 == 0 else line for n, line in enumerate(lines)]
     before, after = ("\n".join(text).encode() for text in (lines, new))
     change = agent.Change(Path("/file"), "file", before, after, "")
@@ -457,11 +457,11 @@ def long_old_text(size: int) -> Callable[[], object]:
 
 
 def long_error(size: int) -> Callable[[], object]:
-    """What a server says in place of an answer: much, and pages that never end."""
-    said = "<title " * (500 * size) + "http://" * (500 * size) + "context of n_ctx " * (500 * size)
+    """What a server says in place of an answer: much, and a page that never ends."""
+    said = "<title> " * (100 * size) + "http://" * (100 * size) + "context of n_ctx " * (100 * size)
     error = OSError("<html>" + said)
     settings = agent.Settings(api_key="none")
-    return lambda: (agent.Failure.of(error, settings), agent.words_of(error))
+    return lambda: (agent.failure_of(error, settings), agent.words_of(error))
 
 
 def long_history(size: int) -> Callable[[], object]:
@@ -489,11 +489,20 @@ def measure_growth(quick: bool) -> dict[str, list[float]]:
             found[name] = []
             for size in (1, 10, 100):
                 action = make(size)
-                found[name].append(1e3 * min(timed(action) for _ in range(2 if quick else 5)))
+                found[name].append(1e3 * shortest(action, 2 if quick else 5))
     finally:
         shutil.rmtree(tempfile.tempdir)
         tempfile.tempdir = None
     return found
+
+
+def shortest(action: Callable[[], object], times: int) -> float:
+    """The shortest of several times; what takes a second is not done again."""
+    best = timed(action)
+    while times > 1 and best < 1:
+        best = min(best, timed(action))
+        times -= 1
+    return best
 
 
 def memory_now(name: str) -> float:

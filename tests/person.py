@@ -147,7 +147,10 @@ class Person:
 
     def gone(self, status: int = 0) -> None:
         """The program ends with that status, and never with a traceback."""
-        self.child.expect(pexpect.EOF)
+        try:
+            self.child.expect(pexpect.EOF)
+        except pexpect.TIMEOUT:
+            raise AssertionError("it does not end:\n" + "\n".join(self.rows())) from None
         self.child.close()
         ended = nursery.wait(self.pid) if self.pid else self.child.exitstatus
         assert ended == status, "\n".join(self.rows())

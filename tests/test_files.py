@@ -95,7 +95,7 @@ def test_ten_lines_are_ten_lines(a, folder, end):
     assert use(a, "read_file", path="file", limit=99999) == "\n".join(TEN)
     assert use(a, "read_file", path="file", limit=10) == "\n".join(TEN)
     *lines, note = use(a, "read_file", path="file", limit=3).split("\n")
-    assert lines == TEN[:3] and "more follows" in note and "offset=4" in note
+    assert lines == TEN[:3] and "more" in note and "offset=4" in note
     assert use(a, "read_file", path="file", offset=10) == "line 10"
     assert use(a, "read_file", path="file", offset=8, limit=3) == "\n".join(TEN[7:])
     assert "10 lines" in refused(a, "read_file", path="file", offset=11)
@@ -1249,7 +1249,10 @@ def places(data: bytes, old: bytes) -> list[tuple[int, int]]:
 @settings(max_examples=80, deadline=None)
 @given(st.data(), FILES, FILES, LETTERS, LETTERS, st.booleans())
 def test_an_edit_changes_the_matched_bytes_and_no_others(data, before, after, old, new, linked):
-    """One match is replaced, whatever the bytes around it; else the file is as it was."""
+    """One match is replaced, whatever the bytes around it; else the file is as it was.
+
+    What is next to a CR that ends no line may be refused, too: it could make a line end of it.
+    """
     crlf = data.draw(st.booleans())
     place = old.replace("\n", "\r\n") if crlf else old
     content = before + place.encode() + after
@@ -1261,7 +1264,8 @@ def test_an_edit_changes_the_matched_bytes_and_no_others(data, before, after, ol
     if not done:
         foreign = not agent.is_utf8(content) and not new.isascii()
         ends = [content[start:end].count(b"\r\n") in (0, old.count("\n")) for start, end in found]
-        assert now == content and (ends != [True] or old == new or foreign)
+        lone = b"\r" in content.replace(b"\r\n", b"")
+        assert now == content and (ends != [True] or old == new or foreign or lone)
         return
     [(start, end)] = found
     rest = len(content) - end

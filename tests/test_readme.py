@@ -1,491 +1,659 @@
-"""The README holds: each of its blocks, commands, exercises and tables is tried here, and so is the tour.
+"""The README holds: each of its blocks, commands, tables, exercises and pictures is tried here.
 
-    python tests/test_readme.py     prints the screen from which the picture in the README was taken
+1 Nothing is left out    3 The tour         5 Use it            7 Take it as your starter
+2 Two commands           4 The pictures     6 How it forgets
 """
 
-import ast
 import io
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 import types
-from dataclasses import fields
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stdout
+from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
+from queue import SimpleQueue
+from xml.etree import ElementTree
 
 import demo
 import pexpect
-import pyte
 import pytest
-from harness import PROMPT, ROOT, agent, ask, environment, results, said, session, texts
-from messages_api import MessagesAPI, Reply, call, is_summary
+import screen
+from harness import ROOT, agent, environment, make_agent, results, said, texts
+from messages_api import Fault, MessagesAPI, Reply, call, is_summary
 
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SOURCE = (ROOT / "agent.py").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", README)
 PROSE = re.sub(r"(?ms)^```.*?^```$", "", README)
+BANNERS = re.findall(r"(?m)^# =+ (\d+)  (.*?) =+$", SOURCE)
 
 # What tries each block, by how it begins, and each command that stands in a sentence.
-CLAIMED = {
-    "agent >> ": "test_the_picture_is_a_real_screen",
-    'python3 -m pip install -q "': "test_the_line_that_runs_it",
-    "python3 -m pip install -q -r": "test_the_line_that_tests_it",
-    "python3 tests/demo.py": "test_the_tour",
-    "python3 agent.py ": "test_the_ways_to_start_it",
+TRIED = {
+    'python3 -m venv .venv && .venv/bin/python -m pip install -q "': "test_the_two_lines",
+    "python3 -m venv .venv && .venv/bin/python -m pip install -q -r": "test_the_two_lines",
+    "python tests/demo.py": "test_the_tour",
+    "ANTHROPIC_BASE_URL=": "test_a_server_of_ones_own",
+    "python agent.py ": "test_each_way_to_use_it",
+    "[####": "test_the_status_line",
     "ls -t .transcripts": "test_a_forgotten_output_is_found_by_hand",
     "import agent\n": "test_the_module",
-    "def run_append(": "test_the_tool",
+    "def word_count(": "test_the_tool",
     "def allow(": "test_the_permission_rule",
-    "agent.SYSTEM = ": "test_the_prompt_and_the_model",
 }
 COMMANDS = {
-    "uv run agent.py": "test_the_packages_are_named_alike_everywhere",
-    "python3 agent.py": "test_the_line_that_runs_it",
-    "python3 tests/demo.py": "test_the_tour",
-    "python3 tests/bench.py": "test_the_bench_takes_a_path",
-    "python3 tests/bench.py PATH": "test_the_bench_takes_a_path",
-    "git checkout agent.py tests/demo.py": "test_an_exercise_is_taken_back",
+    "uv run agent.py": "test_the_packages",
+    "python agent.py": "test_a_server_of_ones_own",
+    "python tests/demo.py": "test_each_exercise",
+    "python tests/bench.py": "test_the_bench",
+    "git checkout agent.py": "(what git itself does)",
     "kill -9": "(a test of the transcript)",
-    "python -q": "(what Python itself takes)",
+    "rm -rf ~": "(nobody tries that)",
 }
+
+
+def bare(line):
+    """A command without the path of its Python."""
+    return re.sub(r"^(\.venv/bin/)?python3? (?!-)", "python ", line)
 
 
 def block(start):
-    found = [body for _, body in BLOCKS if body.startswith(start)]
-    assert len(found) == 1
-    return found[0]
+    (found,) = [body for _, body in BLOCKS if bare(body).startswith(start)]
+    return found
+
+
+def commands(body):
+    return [line.split("  #")[0].strip() for line in body.splitlines()]
 
 
 def table(head):
     """The rows of the table whose first line begins like this, as lists of cells."""
     lines = PROSE[PROSE.index("\n| " + head) + 1 :].split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split(" |")] for line in lines]
-
-
-def commands(body):
-    return [line.split(" #")[0].strip() for line in body.splitlines()]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def code(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
-def shell(line, cwd, api=None, stdin="", **env):
-    """A line of the README in Bash, where `python3` is the Python of the tests."""
-    folder = Path(tempfile.mkdtemp())
-    (folder / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
-    (folder / "python3").chmod(0o755)
-    env["PATH"] = f"{folder}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-c", line], cwd=cwd, env=environment(api, **env), input=stdin, text=True,
-                          capture_output=True, timeout=100)
-    shutil.rmtree(folder)
-    return done
-
-
-def copy(folder):
-    """What the agent and the tour need, where it can be changed."""
-    (folder / "tests").mkdir()
-    for name in ("agent.py", "tests/demo.py", "tests/messages_api.py"):
-        shutil.copy(ROOT / name, folder / name)
-    return folder
-
-
-def change(folder, name, old, new):
-    text = (folder / name).read_text()
-    assert text.count(old) == 1, f"{old!r} stands {text.count(old)} times in {name}"
-    (folder / name).write_text(text.replace(old, new))
-
-
 def one_line(text):
     return " ".join(text.split())
 
 
-# ------------------------------------------ Nothing is left untried ------------------------------------------
-
-def test_every_block_is_tried_by_a_test():
-    begun = [[start for start in CLAIMED if body.startswith(start)] for _, body in BLOCKS]
-    assert [len(starts) for starts in begun] == [1] * len(BLOCKS)
-    assert sorted(starts[0] for starts in begun) == sorted(CLAIMED)
-    assert all(name in globals() for name in CLAIMED.values())
+def write_program(path, script):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
 
 
-def test_every_command_in_a_sentence_is_tried_by_a_test():
-    found = {span for span in code(PROSE) if re.match(r"(python3?|uv|git|cat|ls|grep|kill|pip) ", span)}
-    assert found == set(COMMANDS)
-    assert all(name in globals() for name in COMMANDS.values() if name.startswith("test_"))
+def shell(line, cwd, api=None, stdin="", **env):
+    """A line of the README in Bash. Outside of an environment, Python is the one of the tests."""
+    folder = cwd.parent / "bin"
+    for name in ("python3", "python"):
+        write_program(folder / name, f'exec {shlex.quote(sys.executable)} "$@"')
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", **env}
+    command = ["bash", "-c", line]
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=environment(api, **env),
+        input=stdin,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
 
 
-# ------------------------------------------------- The tour --------------------------------------------------
+def copy_of(folder, *names):
+    """These files of the project in a folder of their own, where they can be changed."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
 
-@pytest.mark.parametrize("line", commands(block("python3 tests/demo.py")))
-def test_the_tour(line):
-    """In a pipe, where the input has ended: --step waits for nobody and breaks nothing."""
-    done = shell(line, ROOT)
-    assert (done.returncode, done.stderr, "\x1b" in done.stdout) == (0, "", False)
-    assert done.stdout.count("(Enter)") == 10 * ("--step" in line)
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    parts = re.split(r"(?m)^Step (\d+) of 11\. (.*)\n", done.stdout)
+
+# ================================ 1  Nothing is left out ================================
+
+
+def test_every_block_and_every_command_in_a_sentence_is_tried_by_a_test():
+    starts = [[start for start in TRIED if bare(body).startswith(start)] for _, body in BLOCKS]
+    assert sorted(starts) == sorted([start] for start in TRIED)
+    spans = {bare(span) for span in code(PROSE)}
+    words = r"(python|uv|git|cat|ls|grep|kill|pip|rm) "
+    assert {span for span in spans if re.match(words, span)} == set(COMMANDS)
+    tests = [name for name in globals() if name.startswith("test_")]
+    for name in [*TRIED.values(), *COMMANDS.values()]:
+        assert name.startswith("(") or any(test.startswith(name) for test in tests), name
+
+
+def test_every_file_that_is_linked_or_named_is_there():
+    linked = re.findall(r"\]\(([^):]+)\)", README)
+    named = [
+        span for span in code(PROSE) if re.fullmatch(r"(tests/)?[\w.]+\.(py|txt|example)", span)
+    ]
+    missing = [name for name in linked + named if not (ROOT / name).exists()]
+    assert missing == ["s06_context_compact.py"]  # of another repository
+    assert (ROOT / "LICENSE").read_text().startswith("MIT License") and "MIT licence" in README
+
+
+# ================================== 2  Two commands ==================================
+
+
+def run_line():
+    return block('python3 -m venv .venv && .venv/bin/python -m pip install -q "').strip()
+
+
+def test_line():
+    marked = re.search(r"(?s)<!-- test -->\n```bash\n(.*?)\n```\n<!-- /test -->", README)
+    return marked[1]
+
+
+test_line.__test__ = False
+
+
+def test_the_packages_are_named_alike_everywhere():
+    header = re.search(r"(?ms)^# /// script\n(.*?)^# ///$", SOURCE)[1]
+    wanted = json.loads(re.search(r"dependencies = (\[.*\])", header)[1])
+    assert re.findall(r'"([^"]+)"', run_line()) == wanted
+    assert (ROOT / "tests/requirements.txt").read_text().splitlines()[: len(wanted)] == wanted
+    assert run_line().replace(" -q ", " ") == agent.INSTALL
+    assert 'requires-python = ">=3.10"' in header and "Python 3.10 or newer" in README
+    assert "py310" in (ROOT / "ruff.toml").read_text()
+
+
+def test_each_python_is_that_of_the_environment_in_which_the_packages_are():
+    lines = [line for _, body in BLOCKS for line in body.splitlines()] + code(PROSE)
+    others = [c for c in lines if re.search(r"(?<!\.venv/bin/)\bpython3? (agent\.py|tests/)", c)]
+    assert others == [] or "bin/activate" in README
+
+
+def test_the_two_lines_make_an_environment_and_run_and_test_in_it(serve, tmp_path):
+    """Both as they stand, but without a network: what they install is there already."""
+    folder = copy_of(tmp_path / "a folder", "agent.py", "tests/requirements.txt")
+    (folder / "tests/test_one.py").write_text("def test_one():\n    pass\n")
+    installed = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
+    env = {"PYTHONPATH": installed, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    env |= {"PYTEST_ADDOPTS": "", "PYTEST_XDIST_AUTO_NUM_WORKERS": "0"}
+    lines = [run_line(), test_line()]
+    if find_spec("pip"):  # making a second one would take long
+        lines = [line.replace("-m venv ", "-m venv --without-pip ") for line in lines]
+    ran = shell(lines[0], folder, serve(), "/help\n", **env)
+    assert (ran.stdout, ran.stderr, ran.returncode) == ("", agent.HELP + "\n", 0)
+    tested = shell(lines[1], folder, **env)
+    assert "1 passed" in tested.stdout and (tested.stderr, tested.returncode) == ("", 0)
+
+
+def test_ci_runs_the_line_that_tests_it_in_a_clean_clone(tmp_path):
+    folder = copy_of(tmp_path / "here", ".ci/run", "README.md")
+    assert shell("git init -q && git add . && git commit -qm x", folder, **COMMITTER).stderr == ""
+    write_program(tmp_path / "bin/bash", 'printf "%s\\n" "$1" "$2" "$PWD" > "$SEEN"; exit 7')
+    real = shutil.which("bash")
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    env = environment(None, PATH=path, SEEN=str(tmp_path / "seen"))
+    done = subprocess.run([real, ".ci/run"], cwd=folder, env=env, capture_output=True)
+    flag, line, clone = (tmp_path / "seen").read_text(encoding="utf-8").splitlines()
+    assert (flag, line, done.returncode) == ("-c", test_line(), 7)
+    assert Path(clone) != folder and not Path(clone).exists()
+
+
+COMMITTER = {"GIT_AUTHOR_NAME": "x", "GIT_AUTHOR_EMAIL": "x@x"}
+COMMITTER |= {"GIT_COMMITTER_NAME": "x", "GIT_COMMITTER_EMAIL": "x@x"}
+
+
+# ==================================== 3  The tour ====================================
+
+EXERCISES = table("section | change")
+TOUR = ("agent.py", "tests/demo.py", "tests/messages_api.py")
+
+
+@pytest.fixture(scope="module")
+def tour(tmp_path_factory):
+    """What the first line of the block prints, in a pipe."""
+    folder = copy_of(tmp_path_factory.mktemp("tour") / "here", *TOUR)
+    write_program(folder / ".venv/bin/python", f'exec {shlex.quote(sys.executable)} "$@"')
+    done = shell(commands(block("python tests/demo.py"))[0], folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_the_tour_tells_all_steps_and_shows_a_bar_before_and_after_each_layer(tour):
+    assert "\x1b" not in tour and max(map(len, tour.splitlines())) <= 80
+    parts = re.split(r"(?m)^Step (\d+) of 11\. (.*)\n", tour)
     assert parts[1::3] == [str(number) for number in range(1, 12)]
     assert parts[2::3] == [title for _, title in demo.STEPS]
+    bars = r" +before \[(#+)\.*\] ([\d,]+) of 3,000 tokens\n +after  \[(#+)\.*\] ([\d,]+) of"
     for number, layer in ((4, "micro"), (6, "auto"), (9, "auto")):
-        bars = r" tokens; [^]]*\]\n +before \[(#+)\.*\] \1 of 3,000 tokens\n +after  \[(#+)\.*\] \2 of 3,000 tokens\n"
-        found = re.search(rf"\[{layer}_compact: ([\d,]+) -> ([\d,]+)" + bars, parts[3 * number])
-        assert found and len(found[3]) > len(found[4])
-    assert "[Previous: used bash: python3 test_stats.py." in parts[12]
-    assert demo.SUMMARY.splitlines()[0] in parts[18] and demo.TASK in one_line(parts[18])
-    assert "ALL PASS" in parts[24] and "Fixed: median()" in parts[30]
+        sizes = re.search(rf"\[{layer}_compact: ([\d,]+) -> ([\d,]+) tokens", parts[3 * number])
+        before, tokens_before, after, tokens_after = re.search(bars, parts[3 * number]).groups()
+        assert sizes.groups() == (tokens_before, tokens_after) and len(before) > len(after)
+    for number, words in (
+        (4, "[Previous: used bash; whole output in .transcripts/"),
+        (6, demo.SUMMARY.splitlines()[0]),
+        (6, demo.TASK),
+        (8, "ALL PASS"),
+        (10, "Fixed: median()"),
+        (11, "10 requests, 0 of them invalid."),
+    ):
+        assert words in one_line(parts[3 * number])
     address = re.search(r"\$ cat (\S+)", parts[33])[1]
     assert f"    {address} " in parts[33] and "FAILED" in parts[33].split("$ cat")[1]
-    assert "10 requests, 0 of them invalid." in parts[33]
-    for *_, shown in table("section | change"):   # what an exercise shows is not to be seen without it
-        for no, words in re.findall(r"(no )?`([^`]+)`", shown):
-            assert (words in one_line(done.stdout)) == bool(no)
 
 
-def test_the_tour_waits_for_enter_on_a_terminal():
-    child = pexpect.spawn(sys.executable, [str(ROOT / "tests/demo.py"), "--step"], env=environment(None), encoding="utf-8",
-                          timeout=30, dimensions=(40, 80))
+def test_the_tour_with_step_waits_for_enter_on_a_terminal():
+    line = commands(block("python tests/demo.py"))[1]
+    assert bare(line) == "python tests/demo.py --step"
+    child = pexpect.spawn(
+        sys.executable,
+        line.split()[1:],
+        cwd=str(ROOT),
+        env=environment(None),
+        encoding="utf-8",
+        timeout=60,
+        dimensions=(40, 80),
+    )
     log = child.logfile_read = io.StringIO()
     for number in range(1, 11):
         child.expect_exact("(Enter) ")
-        if number == 4:
-            time.sleep(1)
-            assert child.expect_exact(["Step 5", pexpect.TIMEOUT], timeout=0) == 1
+        assert re.findall(r"Step (\d+) of", log.getvalue())[-1] == str(number)
         child.sendline()
     child.expect_exact("0 of them invalid.")
     child.expect(pexpect.EOF)
-    assert re.findall(r"Step (\d+) of 11", log.getvalue()) == [str(number) for number in range(1, 12)]
-    assert "\x1b" not in log.getvalue() and max(map(len, log.getvalue().splitlines())) <= 80
 
 
-def test_the_titles_do_not_depend_on_how_far_the_agent_is(tmp_path, capsys):
-    """The tour is told from the lines of the agent alone; steps that never come are named."""
-    tour = demo.Tour(tmp_path, None, waits=False)
-    for line in ("[a line before]", "> bash: ls", "  a", "> read_file: stats.py", "> edit_file: stats.py"):
-        tour.line(line)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line]
-    assert lines == ["    [a line before]", f"Step 1 of 11. {demo.STEPS[0][1]}", "    > bash: ls", "      a",
-                     "Step 2 of 11 did not happen.", f"Step 3 of 11. {demo.STEPS[2][1]}", "    > read_file: stats.py",
-                     "Step 4 of 11 did not happen.", "Step 5 of 11 did not happen.", "Step 6 of 11 did not happen.",
-                     f"Step 7 of 11. {demo.STEPS[6][1]}", "    > edit_file: stats.py"]
+class Lines(io.TextIOBase):
+    """A stream that passes whole lines on."""
+
+    def __init__(self, queue):
+        self.queue = queue
+        self.rest = ""
+
+    def write(self, text):
+        *lines, self.rest = (self.rest + text).split("\n")
+        for line in lines:
+            self.queue.put(line)
+        return len(text)
 
 
-# ------------------------------------------------ The picture ------------------------------------------------
-
-def real_screen(folder):
-    """What a person sees who gives the agent the task of the tour and says yes to all that it asks."""
+def tour_after(change, folder, monkeypatch):
+    """What the tour shows after a change in agent.py, in this process: eleven more are slow."""
+    old, *new = code(change)
+    assert SOURCE.count(old) == 1, f"{old!r} stands {SOURCE.count(old)} times in agent.py"
+    assert len(new) == 1 or change.endswith(" to nothing")
+    changed = types.ModuleType("changed")
+    monkeypatch.setitem(sys.modules, "changed", changed)  # dataclasses look it up
+    exec(compile(SOURCE.replace(old, "".join(new)), "agent.py", "exec"), vars(changed))
+    folder.mkdir()
     demo.make_project(folder)
+    limits = {n.removeprefix("AGENT_").lower(): int(value) for n, value in demo.LIMITS.items()}
     with MessagesAPI(demo.model()) as api:
-        child = pexpect.spawn(sys.executable, [str(ROOT / "agent.py")], cwd=str(folder), encoding="utf-8", timeout=30,
-                              env=environment(api, **demo.LIMITS), dimensions=(200, 130))
-        log = child.logfile_read = io.StringIO()
-        child.expect_exact(PROMPT)
-        child.sendline(demo.TASK)
-        while child.expect(["\\[a\\]lways \\w+: ", "from cache\\)"]) == 0:
-            time.sleep(0.3)   # what is typed before the question is no answer
-            child.sendline("y")
-        child.expect_exact(PROMPT)
-        child.sendeof()
-        child.expect(pexpect.EOF)
+        lines = SimpleQueue()
+        shown = changed.Screen(Lines(lines), Lines(lines))
+        allow = changed.Permission(shown, is_asking=False)
+        settings = changed.Settings(api_key="k", base_url=api.url, **limits)
+        worker = changed.Agent(settings, folder, allow, shown)
+        with ThreadPoolExecutor() as pool, redirect_stdout(io.StringIO()) as out:
+            work = pool.submit(changed.turn, worker, demo.TASK)
+            work.add_done_callback(lambda done: lines.put(None))
+            tour = demo.Tour(folder, api, waits=False)
+            for line in iter(lines.get, None):
+                tour.line(line)
+            tour.end()
+            work.result()
         assert api.refused == []
-    screen = pyte.Screen(130, 200)
-    pyte.Stream(screen).feed(log.getvalue())
-    return [line.rstrip() for line in screen.display if line.strip()]
+    return one_line(out.getvalue())
 
 
-def test_the_picture_is_a_real_screen(tmp_path):
-    """Each line of the picture stands on a real screen, in that order; numbers, ids and left out lines apart."""
-    def bare(line):
-        return re.sub(r"\d+T\d+Z-\w+|\d[\d,.]*|\[#*\.*\]", "0", line)
-    screen = iter([bare(line) for line in real_screen(tmp_path)])
-    missing = [line for line in block("agent >> ").splitlines()
-               if line != "[...]" and not any(seen.startswith(bare(line)) for seen in screen)]
-    assert missing == []
+def test_each_exercise_shows_its_line_in_the_tour_and_the_tour_without_it_does_not(
+    tmp_path, tour, monkeypatch
+):
+    words = [code(row[2])[0] for row in EXERCISES]
+    tours = [tour_after(row[1], tmp_path / row[0], monkeypatch) for row in EXERCISES]
+    assert [word for word, seen in zip(words, tours, strict=True) if word not in seen] == []
+    assert [word for word in words if word in one_line(tour)] == []
 
 
-# ---------------------------------------------- Starting it --------------------------------------------------
-
-def test_the_packages_are_named_alike_everywhere():
-    """In the file (for `uv run`), in the line that runs it, and in the list of the tests."""
-    header = re.search(r"(?ms)^# /// script\n(.*?)^# ///$", (ROOT / "agent.py").read_text())[1]
-    wanted = json.loads(re.search(r"dependencies = (\[.*\])", header)[1])
-    assert wanted == (ROOT / "tests" / "requirements.txt").read_text().splitlines()[: len(wanted)]
-    assert re.findall(r'"([^"]+)"', block('python3 -m pip install -q "')) == wanted
-    assert re.search(r'requires-python = ">=3\.10"', header) and "Python 3.10 or newer" in README
-
-
-def test_the_line_that_runs_it(serve, tmp_path):
-    install, run_it = block('python3 -m pip install -q "').strip().split(" && ")
-    shutil.copy(ROOT / "agent.py", tmp_path)
-    assert run_it == "python3 agent.py" and install.startswith("python3 -m pip install -q ")
-    done = shell(run_it, tmp_path, serve(["Hello, too."]), "hello\n")
-    assert done.returncode == 0 and "Hello, too.\n" in done.stdout
+def test_the_banners_the_picture_of_the_file_and_the_exercises_have_the_same_sections():
+    assert [row[0] for row in EXERCISES] == [f"{number} {title}" for number, title in BANNERS]
+    numbers = [number for number, _ in BANNERS]
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    picture = SOURCE[: SOURCE.index("from __future__")]
+    assert sorted(set(re.findall(r"\[(\d+)\]", picture)), key=int) == numbers
+    for name, number in re.findall(r"`agent\.([A-Z]+)` \(section (\d+)\)", README):
+        section = SOURCE[SOURCE.index(f"= {number}  ") : SOURCE.index(f"= {int(number) + 1}  ")]
+        assert f"\n{name} = " in section
 
 
-def test_the_line_that_tests_it():
-    install, test_it = block("python3 -m pip install -q -r").strip().split(" && ")
-    assert (ROOT / install.split()[-1]).is_file() and (ROOT / test_it.split()[-1]).is_dir()
-    marked = re.search(r"(?s)<!-- test -->\n```bash\n(.*?)\n```\n<!-- /test -->", README)
-    assert marked and marked[1] == f"{install} && {test_it}"
-    done = shell(f"{test_it} -n 0 --collect-only -p no:cacheprovider", ROOT)
-    assert done.returncode == 0 and "tests/test_readme.py::test_the_line_that_tests_it" in done.stdout
+# ================================== 4  The pictures ==================================
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
-def test_the_ways_to_start_it(serve, tmp_path):
+def test_the_picture_shows_what_the_tour_prints_now(tour):
+    """Ids, numbers and bars apart. If not, make it anew: python tests/screen.py"""
+
+    def words(lines):
+        return re.sub(r"\d+T\d+Z-\w+|\[#*\.*\]|\d[\d,.]*[kM]?", "0", "\n".join(lines)).split()
+
+    lines = ElementTree.parse(ROOT / "tests/screen.svg").iter(SVG + "text")
+    shown = words(line.text or "" for line in lines)
+    assert shown == words(screen.shown_lines(tour.splitlines()))
+
+
+@pytest.mark.parametrize("name", re.findall(r"!\[[^]]+\]\((.*?)\)", README))
+def test_each_picture_is_well_formed_and_has_colours_for_dark_pages(name):
+    picture = ElementTree.parse(ROOT / name).getroot()
+    assert picture.tag == SVG + "svg" and len(list(picture.iter(SVG + "text"))) > 20
+    assert "prefers-color-scheme: dark" in picture.find(SVG + "style").text
+
+
+# ==================================== 5  Use it ====================================
+
+START = re.compile(
+    r"(?:(?P<feed>.+) \| )?(?P<env>(?:[A-Z_]+=\S+ )*)(?:\.venv/bin/)?python agent\.py"
+    r" ?(?P<args>[^<]*)(?:< (?P<file>.*))?"
+)
+
+
+@pytest.fixture
+def start(monkeypatch, capsys, tmp_path):
+    """start(line, api): a line of the README, here. Returns the exit status and stdout."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.setattr(agent, "__file__", str(tmp_path / "agent.py"))  # no .env beside it
+    for name in os.environ:
+        if name.startswith(("ANTHROPIC_", "AGENT_", "MODEL_")):
+            monkeypatch.delenv(name)
+
+    def run_line(line, api, typed="", **env):
+        parts = START.fullmatch(line)
+        if parts["feed"]:
+            typed = shell(parts["feed"], folder).stdout
+        if parts["file"]:
+            typed = (folder / parts["file"]).read_text()
+        with monkeypatch.context() as patch:
+            for name, value in {**env, **dict(v.split("=") for v in parts["env"].split())}.items():
+                is_address = name == "ANTHROPIC_BASE_URL"
+                patch.setenv(name, api.url if is_address else value)
+            patch.chdir(folder)
+            patch.setattr(sys, "argv", ["agent.py", *shlex.split(parts["args"])])
+            (tmp_path / "typed").write_text(typed)
+            with open(tmp_path / "typed" if typed else os.devnull) as stdin:
+                patch.setattr(sys, "stdin", stdin)
+                return agent.main(), capsys.readouterr().out
+
+    return run_line
+
+
+def test_each_way_to_use_it(serve, start, tmp_path):
     def script(request):
         if texts(request.messages[-1:]) == "run the tests":
             return Reply(call("bash", {"command": "echo RAN > ran.txt"}))
         return f"Answer {len(api.requests)}"
 
     api = serve(script)
-    shutil.copy(ROOT / "agent.py", tmp_path)
-    (tmp_path / "task.txt").write_text("a task from a file\n")
-    shell("git init -q; git add task.txt; echo 'a changed line' >> task.txt", tmp_path)
-    talk, go_on, *tasks = commands(block("python3 agent.py "))
-    assert "Answer 1\n" in shell(talk, tmp_path, api, "hello\n").stdout
-    assert "Answer 2\n" in shell(go_on, tmp_path, api, "and more\n").stdout
-    assert all(word in texts(api.requests[1].messages) for word in ("hello", "and more"))
-    done = [shell(line, tmp_path, api) for line in tasks]
-    assert [(run.returncode, run.stdout) for run in done] == [(0, f"Answer {n}\n") for n in (3, 5, 6, 7)]
-    sent = [texts(request.messages) for request in api.requests]
-    assert sent[2] == "fix the failing test" and (tmp_path / "ran.txt").read_text() == "RAN\n"
-    assert sent[5].startswith("[Standard input]\ndiff --git") and sent[5].endswith("review this")
-    assert "a changed line" in sent[5] and sent[6] == "a task from a file\na changed line\n"
+    folder = tmp_path / "here"
+    (folder / "task.txt").write_text("a task from a file\n")
+    shell("git init -q; git add task.txt; echo 'a changed line' >> task.txt", folder)
+    typed = ["hello\nand more\n", "go on\n", "", "", "", ""]
+    lines = commands(block("python agent.py "))
+    env = {"ANTHROPIC_BASE_URL": "", "ANTHROPIC_API_KEY": "k"}
+    seen = [start(line, api, words, **env) for line, words in zip(lines, typed, strict=True)]
+    assert seen == [
+        (0, "Answer 1\nAnswer 2\n"),
+        (0, "Answer 3\n"),
+        (0, "Answer 4\n"),
+        (0, "Answer 6\n"),
+        (0, "Answer 7\n"),
+        (0, "Answer 8\n"),
+    ]
+    sent = [texts(request.messages, "user") for request in api.requests]
+    assert sent[1:3] == ["hello\nand more", "hello\nand more\ngo on"]
+    assert sent[3] == "fix the failing test" and (folder / "ran.txt").read_text() == "RAN\n"
+    assert sent[6].startswith("[Standard input]\ndiff --git") and sent[6].endswith("\nreview this")
+    assert "+a changed line" in sent[6] and sent[7] == "a task from a file\na changed line\n"
 
 
-@pytest.mark.parametrize("name,cell", table("server | variables"), ids=lambda cell: cell.split(" ")[0])
-def test_a_local_server_needs_no_key(serve, tmp_path, monkeypatch, name, cell):
-    api = serve()
-    for variable in ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"):
-        monkeypatch.delenv(variable, raising=False)
-    values = dict(pair.split("=") for pair in code(cell)[0].split())
-    assert re.fullmatch(r"http://localhost:\d+", values["ANTHROPIC_BASE_URL"]) and set(values) == {
-        "ANTHROPIC_BASE_URL", "MODEL_ID"}
-    for variable, value in values.items():
-        monkeypatch.setenv(variable, api.url if "URL" in variable else value)
-    if name == "Ollama":   # one of them as it stands there, the others in this process
-        shutil.copy(ROOT / "agent.py", tmp_path)
-        line = code(cell)[0].replace(values["ANTHROPIC_BASE_URL"], api.url) + " python3 agent.py -p hello"
-        assert shell(line, tmp_path).stdout == "ok\n"
-    monkeypatch.setattr(agent, "__file__", str(tmp_path / "agent.py"))   # no .env beside it
-    assert ask(agent.Session(agent.read_settings(), cwd=tmp_path), "hello") == "ok"
-    assert {request.body["model"] for request in api.requests} == {values["MODEL_ID"]}
+def test_a_server_of_ones_own_needs_no_key_and_the_limits_fit_its_window(serve, start):
+    rows = {server: code(cell)[0] for server, cell in table("server | set")}
+    whole = block("ANTHROPIC_BASE_URL=").strip()
+    assert whole == rows["llama.cpp"] + " .venv/bin/python agent.py"
+    for server, variables in rows.items():
+        values = dict(pair.split("=") for pair in variables.split())
+        tells = server == "llama.cpp"
+        listed = [{"id": "tiny", "meta": {"n_ctx": 8192}}] if tells else Fault(404)
+        api = serve(["Hello, too."], models=listed)
+        line = f"{variables} .venv/bin/python agent.py"
+        assert start(line, api, "hello\n") == (0, "Hello, too.\n")
+        sent = api.requests[0].body
+        assert "ANTHROPIC_BASE_URL" in values
+        assert sent["model"] == ("tiny" if tells else values.get("MODEL_ID", agent.DEFAULT_MODEL))
+        room = 2048 if tells else int(values.get("AGENT_MAX_TOKENS", agent.MAX_TOKENS))
+        assert sent["max_tokens"] == room
+        if "AGENT_THRESHOLD" in values:
+            assert int(values["AGENT_THRESHOLD"]) + room <= 8192
 
 
-def test_every_setting_stands_in_the_readme_and_in_the_example():
-    names = {"api_key": "ANTHROPIC_API_KEY", "auth_token": "ANTHROPIC_AUTH_TOKEN", "base_url": "ANTHROPIC_BASE_URL",
-             "model": "MODEL_ID"}
-    example = dict(re.findall(r"(?m)^# ([A-Z_]+)=(\S*)", (ROOT / ".env.example").read_text()))
+def test_every_setting_has_the_same_default_in_the_readme_the_example_and_the_code(
+    monkeypatch, tmp_path
+):
+    example = (ROOT / ".env.example").read_text(encoding="utf-8")
+    lines = dict(re.findall(r"(?m)^# ([A-Z_]+)=(\S*)", example))
     readme = {code(row[0])[0]: row[1].strip("`") for row in table("variable | default")}
-    wanted = {}
-    for setting in fields(agent.Settings):
-        name = names.get(setting.name, "AGENT_" + setting.name.upper())
-        wanted[name] = "20000" if setting.name == "clear_at_least" else str(setting.default)
-    assert example == wanted and readme == wanted
+    wanted = {"ANTHROPIC_API_KEY": "", "ANTHROPIC_AUTH_TOKEN": ""}
+    wanted |= {"ANTHROPIC_BASE_URL": agent.ANTHROPIC, "MODEL_ID": agent.DEFAULT_MODEL}
+    budget = agent.Budget(fixed=0)
+    budget.fit(agent.Settings())
+    fitted = {"threshold": budget.limit, "clear_at_least": budget.clear_at_least}
+    fitted["max_tokens"] = budget.max_reply
+    for setting in fields(agent.Settings)[4:]:
+        value = fitted.get(setting.name, setting.default)
+        wanted["AGENT_" + setting.name.upper()] = (
+            value if isinstance(value, str) else f"{value:.0f}"
+        )
+    assert list(wanted.items()) == list(lines.items()) == list(readme.items())
+
+    # the example as a .env, each line switched on
+    monkeypatch.setattr(agent, "__file__", str(tmp_path / "agent.py"))
+    for name in wanted:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
+    (tmp_path / ".env").write_text(re.sub(r"(?m)^# ([A-Z_]+=)", r"\1", example))
+    fitted = {name: int(value) for name, value in fitted.items()}
+    default = agent.Settings(api_key="k", model=agent.DEFAULT_MODEL)
+    assert agent.read_settings() == replace(default, **fitted)
 
 
-def test_every_command_of_the_prompt_stands_in_the_readme():
-    readme = {name.split()[0] for row in table("command | what") for name in code(row[0])}
-    assert readme == set(re.findall(r"(?m)^(/\w+)", agent.HELP)) | {"/help"}
+def test_every_command_of_the_prompt_stands_in_the_readme_and_in_the_help():
+    rows = [code(row[0]) for row in table("command | what")]
+    names = [name.split()[0] for row in rows for name in row]
+    helped = re.findall(r"(?m)^(/\w+)", agent.HELP)
+    assert names == [*agent.COMMANDS, "/exit"] == [*helped[:-1], "/help", helped[-1]]
+    argument = re.findall(r"/\w+ \[\w+\]", README)
+    assert set(argument) == set(re.findall(r"/\w+ \[\w+\]", agent.HELP))
 
 
-def test_the_bench_takes_a_path():
-    assert "[PATH ...]" in shell("python3 tests/bench.py --help", ROOT).stdout
+def test_the_status_line_is_the_one_that_is_explained(serve, tmp_path):
+    a = make_agent(serve(), tmp_path)
+    a.budget.fixed = 41_000
+    a.model.spent = Counter(input=1_200_000, cached=1_044_000, output=8_200)
+    a.forgot = 31_000
+    assert agent.status_line(a) + "\n" == block("[####")
 
 
-# --------------------------------------------- How it forgets ------------------------------------------------
+# ================================ 6  How it forgets ================================
 
-def test_the_long_test_log(serve, tmp_path):
-    """The table in the README: from the moment it is printed to twenty turns later."""
-    log = "python3 -c \"print('\\n'.join(f'{n:09}' for n in range(3000)))\""
-    sizes = iter([log] + ["seq 1 1700"] * 20)
-    api = serve(lambda request: Reply(call("bash", {"command": line})) if (line := next(sizes, "")) else "done")
-    s = session(api, tmp_path)
-    assert ask(s, "test") == "done"
+
+def test_a_test_log_of_30000_characters_is_cut_for_the_model_and_becomes_one_line(serve, tmp_path):
+    lines = ["seq 10001 15000", *(f"echo {n}" for n in range(5))]
+    script = [Reply(call("bash", {"command": line})) for line in lines]
+    api = serve([*script, "done"])
+    a = make_agent(api, tmp_path, clear_at_least=5_000)
+    a.run("test")
     seen = [results(request.messages)[0]["content"] for request in api.requests[1:]]
-    address = re.search(r"bytes left out; the whole is in (\S+) \.\.\.\]", seen[0])[1]
-    assert re.fullmatch(r"\.transcripts/[^/]+/toolu_\w+\.txt", address)
-    assert (tmp_path / address).stat().st_size == 30_000 and 23_900 < len(seen[0].encode()) <= 24_000
-    head, tail = re.split(r"\n\[\.\.\..*\.\.\.\]\n", seen[0])
-    assert 1.9 < len(head) / len(tail) < 2.1 and head.startswith("000000000\n") and tail.endswith("[exit status 0]")
-    assert "  000000000\n  000000001\n  ... 2,997 more lines\n  000002999\n  [exit status 0]\n" in said(s)
-    transcript = next((tmp_path / ".transcripts").glob("*.jsonl")).read_text()
-    assert json.loads(transcript.splitlines()[3])["content"][0]["content"] == seen[0]
-    later = [content for content in seen if content != seen[0]]
-    assert seen[:4] == seen[:1] * 4 and len(set(later)) == 1 and 5 < len(later)
-    assert re.fullmatch(rf"\[Previous: used bash: python3 -c .*\. 2[34],\d\d\d characters, whole output in {address}\]", later[0])
-    freed = [int(size.replace(",", "")) for size in re.search(r"micro_compact: (\S+) -> (\S+)", said(s)).groups()]
-    assert 20_000 <= freed[0] - freed[1] < 24_000
+    head, left, address, tail = re.fullmatch(
+        r"(?s)(.*)\n\[\.\.\. ([\d,]+) bytes left out; the whole is in (\S+) \.\.\.\]\n(.*)", seen[0]
+    ).groups()
+    assert re.fullmatch(rf"\.transcripts/{a.transcript.id}/toolu_\w+\.txt", address)
+    whole = (tmp_path / address).read_text()
+    assert len(whole) == 30_000 and whole.startswith(head)
+    assert 15_800 < len(head) <= 16_000 and 7_800 < len(tail) <= 8_000
+    assert tail.endswith("14999\n15000\n[exit status 0]")
+    assert int(left.replace(",", "")) == len(whole + "[exit status 0]") - len(head + tail)
+    later = f"[Previous: used bash; whole output in {address}]"
+    assert seen == [seen[0]] * 3 + [later] * 3
+    assert later.replace(address, ".transcripts/<id>/<call>.txt") in code(PROSE)
+    agent.show_context(a, "")
+    assert later in said(a).split("[micro_compact")[1]  # /context lists the files
 
 
 def test_a_forgotten_output_is_found_by_hand(serve, tmp_path):
-    demo.make_project(tmp_path)
-    s = session(serve(demo.model()), tmp_path, **{name.removeprefix("AGENT_").lower(): int(value)
-                                                   for name, value in demo.LIMITS.items()})
-    ask(s, demo.TASK)
-    listing, which = [shell(line, tmp_path) for line in commands(block("ls -t .transcripts"))]
-    names = {path.name for path in (tmp_path / ".transcripts").iterdir()} - {".gitignore"}
-    assert set(listing.stdout.split()) == names and len(names) == 2
-    assert f"{s.transcript.name}\n" in which.stdout and f"{s.transcript.folder}/toolu_03.txt\n" in which.stdout
-    whole = (tmp_path / s.transcript.folder / "toolu_03.txt").read_text()
-    assert whole.count("\n") == 78 and whole.count("FAILED") == 19
+    line = "for n in {1..99}; do echo test $n FAILED; done"
+    folder = tmp_path / "here"
+    folder.mkdir()
+    talks = []
+    for command in ("seq 1 300", line):
+        talks.append(make_agent(serve([Reply(call("bash", {"command": command})), "done"]), folder))
+        talks[-1].run("test")
+    listing, found = (shell(c, folder).stdout.splitlines() for c in commands(block("ls -t ")))
+    ids = [a.transcript.id for a in reversed(talks)]
+    assert sorted(listing) == sorted([name for id in ids for name in (id, id + ".jsonl")])
+    assert [name for name in listing if name.endswith(".jsonl")] == [id + ".jsonl" for id in ids]
+    (output,) = [name for name in found if name.endswith(".txt")]
+    assert set(found) == {output, talks[1].transcript.name}
+    assert (folder / output).read_text().count("FAILED\n") == 99
 
 
-@pytest.mark.parametrize("row", table("you want | in"), ids=lambda row: row[1])
-def test_a_change_of_one_line_does_what_the_readme_says(serve, tmp_path, monkeypatch, row):
-    old, new = code(row[1])
-    folder = copy(tmp_path)
-    change(folder, "agent.py", old, new)   # the line is there, once
-    if row[2]:
-        name, value = code(row[2])[0].split("=")
-        assert value == new.split(" = ")[1].strip('"') and f"# {name}" in (folder / "agent.py").read_text()
+@pytest.fixture
+def read_twelve(serve, tmp_path, monkeypatch):
+    """read_twelve(**env): twelve files are read. Returns what was cleared, and who summarised."""
 
-    def script(request):
-        if is_summary(request):
-            return "A summary."
-        return Reply(call("read_file", {"path": f"f{len(api.requests)}.txt"})) if len(api.requests) < 12 else "done"
+    def run(**env):
+        calls = [call("read_file", {"path": f"{number}.txt"}) for number in range(1, 13)]
+        replies = iter([*map(Reply, calls), "done"])
+        api = serve(lambda request: "A summary." if is_summary(request) else next(replies))
+        for name, value in {"ANTHROPIC_BASE_URL": api.url, "MODEL_ID": "large", **env}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(agent, "__file__", str(tmp_path / "agent.py"))
+        a = make_agent(api, tmp_path)
+        a = agent.Agent(agent.read_settings(), tmp_path, a.allow, a.screen)
+        assert a.run("read all") == "done"
+        for name in env:
+            monkeypatch.delenv(name)
+        cleared = [r["content"].startswith("[Previous: ") for r in results(a.messages)]
+        return cleared, [r.body["model"] for r in api.requests if is_summary(r)]
 
-    api = serve(script)
-    for n in range(20):
-        (tmp_path / f"f{n}.txt").write_text(f"{n} " * 1000)
-    settings = {"threshold": 6000, "keep_recent": 99}
-    value = new.split(" = ")[-1]
-    if "Task" in old:
-        monkeypatch.setattr(agent, "SUMMARY", agent.SUMMARY.replace(old, new))
-    elif "KEEP_FILES" in old:
-        monkeypatch.setattr(agent, "KEEP_FILES", int(value))
-        settings = {"keep_recent": 1, "clear_at_least": 0}
-    elif "clear_at_least" in old:
-        settings = {"keep_recent": 1, "clear_at_least": int(value)}
-    else:
-        settings[old.split(":")[0]] = value.strip('"') if '"' in value else int(value)
-    s = session(api, tmp_path, **settings)
-    assert ask(s, "read all") == "done"
-    summaries = [request.body["model"] for request in api.requests if is_summary(request)]
-    cleared = [result["content"].startswith("[Previous: ") for result in results(api.requests[-1].messages)]
-    if old.startswith("threshold"):
-        assert summaries == []
-    elif old.startswith("summary_model"):
-        assert summaries and set(summaries) == {"small"}
-    elif "Task" in old:
-        asked = [texts(request.messages[-1:]) for request in api.requests if is_summary(request)]
-        assert asked and all("Headings: Task - Open risks - Done - " in text for text in asked)
-    elif old.startswith("KEEP_FILES"):
-        assert cleared == [True] * (len(cleared) - 1) + [False] and len(cleared) > 10
-    else:
-        assert said(s).count("[micro_compact: ") == len(cleared) - agent.KEEP_FILES
+    for number in range(1, 13):
+        (tmp_path / f"{number}.txt").write_text(f"{number} " * 1000)
+    return run
 
 
-# ---------------------------------------------- The exercises ------------------------------------------------
-
-EXERCISES = table("section | change")
-
-
-def test_each_section_has_an_exercise():
-    banners = re.findall(r"(?m)^# =+ (\d+)  (.*?) =+$", (ROOT / "agent.py").read_text())
-    assert [row[0].split()[0] for row in EXERCISES] == [number for number, _ in banners]
-    assert all(title.startswith(row[0].partition(" ")[2]) for row, (_, title) in zip(EXERCISES, banners))
-
-
-@pytest.mark.parametrize("section,what,shown", EXERCISES, ids=[row[0] for row in EXERCISES])
-def test_the_exercise(tmp_path, section, what, shown):
-    name, old, new = code(what)
-    folder = copy(tmp_path)
-    change(folder, name, old, new)
-    seen = one_line(shell("python3 tests/demo.py", folder).stdout)
-    for no, words in re.findall(r"(no )?`([^`]+)`", shown):
-        assert (words not in seen) if no else (words in seen)
-
-
-def test_an_exercise_is_taken_back(tmp_path):
-    folder = copy(tmp_path)
-    shell("git init -q; git add .; git -c user.name=x -c user.email=x@x commit -qm x", folder)
-    for _, what, _ in EXERCISES:
-        change(folder, *code(what))
-    assert shell("git checkout agent.py tests/demo.py", folder).returncode == 0
-    assert all((folder / name).read_text() == (ROOT / name).read_text() for name in ("agent.py", "tests/demo.py"))
+def test_what_can_be_changed_of_forgetting_does_what_the_table_says(read_twelve, monkeypatch):
+    rows = {row[0]: (row[1], row[2]) for row in table("you want | set")}
+    never, always, readings, other = rows
+    env = {want: dict(v.split("=") for v in code(cells[0])) for want, cells in rows.items()}
+    limit = {"AGENT_THRESHOLD": "5000"}
+    nothing = [False] * 12
+    assert read_twelve() == (nothing, [])
+    assert set(read_twelve(**limit)[1]) == {"large"}
+    assert read_twelve(**limit | env[never]) == (nothing, [])
+    assert read_twelve(**env[always]) == ([True] * 4 + [False] * 8, [])
+    assert set(read_twelve(**limit | env[other])[1]) == {"small"}
+    changes = {want: code(cells[1]) for want, cells in rows.items() if cells[1]}
+    assert [want for want, change in changes.items() if len(change) != 2] == []  # from, to
+    for want, (old, new) in changes.items():
+        assert SOURCE.count(f"\n{old} ") == 1, want
+        name, value = new.split(" = ")
+        monkeypatch.setattr(agent, name, int(value))
+    assert list(changes) == [readings]
+    assert read_twelve(**env[always]) == ([True] * 9 + [False] * 3, [])
 
 
-# ------------------------------------------------ The starter ------------------------------------------------
+def test_the_bench_has_the_options_that_it_is_said_to_have():
+    assert "[PATH ...]" in shell("python tests/bench.py --help", ROOT).stdout
+
+
+# ============================= 7  Take it as your starter =============================
+
 
 @pytest.fixture
 def execute(monkeypatch, tmp_path):
-    """Run Python of the README against a stand-in, in a directory of its own; what it changes is put back."""
+    """Run Python of the README in a directory of its own; what it changes is put back."""
     monkeypatch.chdir(tmp_path)
-    for name in ("TOOLS", "TOOL_ROWS", "TOOL_HANDLERS"):
-        monkeypatch.setattr(agent, name, getattr(agent, name).copy())
-    monkeypatch.setattr(agent, "SYSTEM", agent.SYSTEM)
+    monkeypatch.setattr(agent, "TOOLS", agent.TOOLS.copy())
 
-    def run_it(body, api):
+    def run(start, api=None):
         names = {"agent": agent}
-        exec(body.replace("http://localhost:8080", api.url), names)
+        exec(block(start).replace("http://localhost:8080", api.url if api else ""), names)
         return names
 
-    return run_it
+    return run
 
 
-def test_the_module(serve, execute, capsys):
-    api = serve([Reply(call("bash", {"command": "echo 1"})), "Fixed."])
-    execute(block("import agent\n"), api)
-    assert capsys.readouterr().out == "Fixed.\n" and len(api.requests) == 2
+def test_the_module(serve, execute, capsys, tmp_path):
+    api = serve([Reply(call("bash", {"command": "echo 1 > ran"})), "Fixed."])
+    execute("import agent\n", api)
+    assert capsys.readouterr().out == "Fixed.\n" and (tmp_path / "ran").exists()
+    assert api.requests[0].messages[0]["content"] == [
+        {"type": "text", "text": "fix the failing test"}
+    ]
 
 
-def test_the_tool(serve, execute, tmp_path):
-    """It has under ten lines; the model is told of it, it runs, and it is asked for."""
-    api = serve([Reply(call("append_line", {"path": "log.txt", "line": "hello"})), "done"])
-    assert block("def run_append(").count("\n") < 10
-    execute(block("def run_append("), api)
-    asked = []
-    s = session(api, tmp_path, allow=lambda name, args: asked.append(name) or "")
-    assert ask(s, "log") == "done" and (tmp_path / "log.txt").read_text() == "hello\n" and asked == ["append_line"]
-    told = api.requests[0].body["tools"][-1]
-    assert (told["name"], told["description"]) == ("append_line", "Append a line to a file.")
-    assert list(told["input_schema"]["properties"]) == ["path", "line"]
-    source, last = (ROOT / "agent.py").read_text(), 'add_tool("compact", run_compact, "", "reads")\n'
-    assert source.count(last) == 1
-    inside = types.ModuleType("inside")
-    sys.modules["inside"] = inside   # dataclasses look it up
-    exec(source.replace(last, last + block("def run_append(").replace("agent.", "")), vars(inside))
-    assert sys.modules.pop("inside").TOOLS[-1] == told
+def test_importing_it_does_nothing(tmp_path):
+    folder = copy_of(tmp_path / "here", "agent.py")
+    line = "python -B -c 'import agent, sys; sys.exit(\"anthropic\" in sys.modules)'"
+    done = shell(line, folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert os.listdir(folder) == ["agent.py"]
 
 
-def test_the_permission_rule(serve, execute):
-    api = serve([Reply(call("bash", {"command": "git status"}), call("bash", {"command": "touch x"})), "done"])
-    s = execute(block("def allow("), api)["session"]
-    assert ask(s, "go") == "done"
-    ran, refused = [result["content"] for result in results(s.messages)]
-    assert "[exit status" in ran and refused == "Not run: here only git status and the tests may be run"
+def test_the_tool_is_told_to_the_model_and_asks_if_it_is_to(serve, execute, tmp_path):
+    execute("def word_count(")
+    (tmp_path / "a.txt").write_text("five words are in here")
+    calls = [call("word_count", {"path": path}) for path in ("a.txt", "b.txt")]
+    api = serve([Reply(*calls), "done"] * 2)
+    make_agent(api, tmp_path, allow=agent.read_only).run("count")
+    assert api.requests[0].body["tools"][-1] == {
+        "name": "word_count",
+        "description": "Count the words of a file.",
+        "input_schema": {
+            "type": "object",
+            "properties": {"path": {"type": "string"}},
+            "required": ["path"],
+        },
+    }
+    right, wrong = results(api.requests[1].messages)
+    assert right["content"] == "5 words" and wrong["is_error"] is True
+    assert list(agent.TYPES) == code(re.search(r"its arguments \((.*?)\)", one_line(README))[1])
+    agent.TOOLS["word_count"] = replace(agent.TOOLS["word_count"], asks=True)
+    a = make_agent(api, tmp_path, allow=agent.read_only)
+    a.run("count")
+    assert {r["content"] for r in results(a.messages)} == {"Not run: this agent may only read"}
 
 
-def test_the_prompt_and_the_model(serve, execute, tmp_path):
-    api = serve([Reply(call("bash", {"command": "touch x"})), "done"])
-    body = block("agent.SYSTEM = ")
-    assert ask(execute(body, api)["session"], "review") == "done" and not (tmp_path / "x").exists()
-    sent = api.requests[0].body
-    assert sent["model"] == "qwen3-coder" and texts([{"role": "user", "content": sent["system"]}]).startswith(
-        f"You review Python code in {tmp_path.resolve()}.")
+def test_the_permission_rule_compares_whole_commands(serve, execute, tmp_path):
+    lines = ["git status", "git status; touch x"]
+    calls = [call("bash", {"command": line}) for line in lines]
+    calls.append(call("write_file", {"path": "x", "content": "y"}))
+    a = make_agent(serve([Reply(*calls), "done"]), tmp_path, execute("def allow(")["allow"])
+    a.run("go")
+    ran, *refused = [result["content"] for result in results(a.messages)]
+    assert "[exit status" in ran and not (tmp_path / "x").exists()
+    assert refused == ["Not run: here only git status and the tests may be run"] * 2
 
 
-def test_a_smaller_agent_still_takes_the_tour(tmp_path):
-    """All that the table says is deleted at once."""
-    folder = copy(tmp_path)
-    for _, functions, edits in table("without | delete"):
-        source = (folder / "agent.py").read_text()
-        nodes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
-        gone = {n for name in code(functions) for n in range(nodes[name].lineno, nodes[name].end_lineno + 1)}
-        words, lines = code(edits), source.splitlines()
-        if len(words) == 1:
-            gone |= {n for n in range(nodes["main"].lineno, nodes["main"].end_lineno + 1) if words[0] in lines[n - 1]}
-        (folder / "agent.py").write_text("\n".join(line for n, line in enumerate(lines, 1) if n not in gone))
-        if len(words) == 2:
-            change(folder, "agent.py", *words)
-    done = shell("python3 tests/demo.py", folder)
-    assert done.returncode == 0 and "ALL PASS" in done.stdout and "0 of them invalid" in done.stdout
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as name:
-        print("\n".join(real_screen(Path(name).resolve())))
+def test_the_prompts_can_be_changed_before_an_agent_is_made(serve, tmp_path, monkeypatch):
+    monkeypatch.setattr(agent, "SYSTEM", "You review {{code}} in {cwd}.")
+    monkeypatch.setattr(agent, "SUMMARY", "Write the summary as {{json}}. Keep {}.")
+    api = serve(lambda request: "A summary." if is_summary(request) else "word " * 2000)
+    a = make_agent(api, tmp_path)
+    a.run("review")
+    assert a.auto_compact("names")
+    assert api.requests[0].body["system"] == f"You review {{code}} in {tmp_path.resolve()}."
+    assert texts(api.requests[1].messages[-1:]) == "Write the summary as {json}. Keep names."

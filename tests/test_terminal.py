@@ -62,56 +62,53 @@ def life(word):
 # ================================ A conversation on the screen ================================
 
 
+CHECK = "echo a command that is longer than a row of this window && echo it works"
+EDIT = {"path": "stats.py", "old_text": "middle = 1", "new_text": "middle = 2"}
+ASKING = "  run it? [y]es / [n]o, with a reason / [a]lways "
+READ = ["> read_file: stats.py", "  ordered = [1, 2, 3]", "  middle = 1"]
+OUTPUT = ["  a command that is longer than a row of this window", "  it works", "  [exit status 0]"]
+REFUSAL = ["  Not run: the user said no. leave it", "As you like: the file stays as it is."]
+DIFF = ["> edit_file: stats.py", "   ordered = [1, 2, 3]", "  -middle = 1", "  +middle = 2"]
+
+
 def test_the_first_acts_of_a_newcomer_row_by_row(serve, tmp_path):
     (tmp_path / "stats.py").write_text("ordered = [1, 2, 3]\nmiddle = 1\n")
-    check = "echo a command that is longer than a row of this window && echo it works"
-    edit = {"path": "stats.py", "old_text": "middle = 1", "new_text": "middle = 2"}
     api = serve(
         [
-            Reply("Let me see.", call("read_file", {"path": "stats.py"}), bash(check)),
-            Reply(call("edit_file", edit)),
+            Reply("Let me see.", call("read_file", {"path": "stats.py"}), bash(CHECK)),
+            Reply(call("edit_file", EDIT)),
             "As you like: the file stays as it is.",
             Reply("Once upon a time", end="stall"),
         ],
         models=[{"id": "a-model", "meta": {"n_ctx": 60000}}],
     )
     person = Person(api, tmp_path, size=(60, 60))
-    expected = [f"[a-model at {api.url}, window 60,000 tokens. /help lists commands]"]
+    rows = [f"[a-model at {api.url}, window 60,000 tokens. /help lists commands]"]
 
-    def now(*lines):
-        expected.extend(lines)
-        rows = [row.removesuffix("^C") for row in person.rows()]
-        assert rows == wrapped(60, *expected)
+    def now(*more):
+        rows.extend(more)
+        seen = [row.removesuffix("^C") for row in person.rows()]
+        assert seen == wrapped(60, *rows)
 
     now(PROMPT)
-    expected.pop()
     person.types("fix the middle\r")
     person.question(1)
-    reading = ["> read_file: stats.py", "  ordered = [1, 2, 3]", "  middle = 1"]
-    asking = "  run it? [y]es / [n]o, with a reason / [a]lways "
-    now(PROMPT + "fix the middle", "Let me see.", *reading, f"> bash: {check}", f"{asking}this:")
+    rows[-1] += "fix the middle"
+    now("Let me see.", *READ, f"> bash: {CHECK}", f"{ASKING}this:")
     person.types("y\r")
     person.question(2)
-    expected[-1] += " y"
-    output = [
-        "  a command that is longer than a row of this window",
-        "  it works",
-        "  [exit status 0]",
-    ]
-    diff = ["> edit_file: stats.py", "   ordered = [1, 2, 3]", "  -middle = 1", "  +middle = 2"]
-    now(*output, *diff, f"{asking}edit_file:")
+    rows[-1] += " y"
+    now(*OUTPUT, *DIFF, f"{ASKING}edit_file:")
     person.types("n, leave it\r")
     person.prompt()
-    expected[-1] += " n, leave it"
-    status = person.status()
-    refusal = ["  Not run: the user said no. leave it", "As you like: the file stays as it is."]
-    now(*refusal, status, PROMPT)
-    expected.pop()
+    rows[-1] += " n, leave it"
+    now(*REFUSAL, person.status(), PROMPT)
     person.types("tell me a story\r")
     person.child.expect_exact("upon a time")
     person.types("\x03")
     person.prompt()
-    now(PROMPT + "tell me a story", "Once upon a time", "[interrupted]", person.status(), PROMPT)
+    rows[-1] += "tell me a story"
+    now("Once upon a time", "[interrupted]", person.status(), PROMPT)
     person.leave()
 
 
@@ -383,38 +380,39 @@ def test_a_history_behind_a_link_is_neither_read_nor_written(serve, tmp_path):
 # ================================ Ctrl-C and other signals ================================
 
 
-def test_ctrl_c_brings_the_prompt_back_from_whatever_goes_on(serve, tmp_path):
-    """Twice at once, too: at the first request, in a reply, in a command that ignores it."""
-    mark = f"sleep 1{os.getpid()}"
-    stubborn = f"trap '' INT; ({mark} &); touch begun; {mark}; touch late"
-    calls = Reply(bash(stubborn), bash("touch late"))
+@pytest.mark.parametrize("keys", ["\x03", "\x03\x03"], ids=["once", "twice"])
+def test_ctrl_c_while_the_model_is_asked_brings_the_prompt_back(serve, tmp_path, keys):
+    """While the server says nothing, and in a reply; what was paid counts."""
     cache = ("cache_read_input_tokens", "cache_creation_input_tokens")
     usage = {"input_tokens": 4321, **dict.fromkeys(cache, 0)}
+    replies = [Reply("late", delay=60), Reply("five words", usage=usage, end="stall"), "the end"]
+    api = serve(replies)
+    person = Person(api, tmp_path)
+    person.types("silent\r")
+    wait_for(lambda: len(api.requests) == 1)
+    person.types(keys)
+    person.until(lambda: "[interrupted]" in person.raw)
+    person.prompt()
+    wait_for(lambda: api.requests[0].closed_early)
+    person.types("reply\r")
+    person.until(lambda: "five words" in person.raw)
+    person.types(keys)
+    person.until(lambda: person.raw.count("[interrupted]") == 2)
+    person.prompt()
+    wait_for(lambda: api.requests[1].closed_early)
+    assert "; in 4.3k (" in person.status()
+    person.ask("go on", "the end")
+    person.leave()
+    told = api.requests[2].messages
+    assert [texts(told, "user").count(word) for word in ("silent", "reply", "go on")] == [1, 1, 1]
+    assert texts(told, "assistant").count("five words") == 1 and len(api.requests) == 3
 
-    def script(request):
-        words = texts(request.messages[-1:])
-        if words.endswith("silent"):
-            return Reply("late", delay=60)
-        if words.endswith("reply"):
-            return Reply("five words", usage=usage, end="stall")
-        return calls if words.endswith("command") else "the end"
 
-    api = serve(script)
+def test_ctrl_c_twice_kills_a_command_that_ignores_it(serve, tmp_path):
+    mark = f"sleep 1{os.getpid()}"
+    stubborn = f"trap '' INT; ({mark} &); touch begun; {mark}; touch late"
+    api = serve([Reply(bash(stubborn), bash("touch late")), "the end"])
     person = Person(api, tmp_path, "-y")
-    for keys in ("\x03", "\x03\x03"):
-        person.types("silent\r")
-        asked = len(api.requests)
-        wait_for(lambda asked=asked: len(api.requests) > asked)
-        person.types(keys)
-        person.until(lambda: person.rows()[-1] == PROMPT.strip() and "[interrupted]" in person.raw)
-        wait_for(lambda: api.requests[-1].closed_early)
-    for number, keys in enumerate(("\x03", "\x03\x03"), 1):
-        person.types("reply\r")
-        person.until(lambda number=number: person.raw.count("five words") == number)
-        person.types(keys)
-        person.until(lambda: person.rows()[-1] == PROMPT.strip() and " in 4.3k (" in person.raw)
-        wait_for(lambda: api.requests[-1].closed_early)
-        assert " in 4.3k (" in person.status()  # what was paid is counted
     person.types("command\r")
     wait_for((tmp_path / "begun").exists)
     person.types("\x03\x03")
@@ -423,10 +421,7 @@ def test_ctrl_c_brings_the_prompt_back_from_whatever_goes_on(serve, tmp_path):
     person.ask("go on", "the end")
     person.leave()
     assert not (tmp_path / "late").exists()
-    told = api.requests[-1].messages
-    assert [texts(told, "user").count(word) for word in ("silent", "reply", "command")] == [2, 2, 1]
-    assert texts(told, "assistant").count("five words") == 2
-    stopped, rest = results(told)
+    stopped, rest = results(api.requests[1].messages)
     assert "interrupted by the user" in stopped["content"] and "Not run" in rest["content"]
 
 

@@ -120,7 +120,8 @@ def test_the_record_has_each_message_as_the_api_has_it(serve, tmp_path):
     a.run("look")
     first, prompt, *rest, closed = lines_of(a.transcript.path)
     assert first == {"conversation": a.transcript.id, "folders": [a.transcript.folder]}
-    assert prompt == {"prompt": {"text": "look", "state": "open", "attached": None}}
+    assert prompt["prompt"]["text"] == "look"
+    assert prompt["prompt"]["state"] == "open"
     assert rest == a.messages
     assert closed == {"closed": "done"}
     whole = (tmp_path / a.transcript.folder / "toolu_1.txt").read_text()
@@ -430,11 +431,10 @@ def bound_by_modes(*args):
     return ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command(*args)]
 
 
-@pytest.mark.parametrize("closed", [".", ".transcripts"])
-def test_in_a_folder_that_may_not_be_written_the_work_goes_on(serve, tmp_path, closed):
+def test_in_a_folder_that_may_not_be_written_the_work_goes_on(serve, tmp_path):
     """Compacted by the threshold and by command."""
     folder = tmp_path / "work"
-    shut = folder / closed
+    shut = folder / ".transcripts"
     shut.mkdir(parents=True)
     shut.chmod(0o555)
     api = serve(worker)
@@ -606,10 +606,10 @@ def test_any_conversation_can_be_named_and_an_unknown_name_lists_the_last_ten(se
     second.run("\033[2JWRITE a poem")
     for number in range(12):
         plant(tmp_path, {f"2019010{number:02}T000000Z-old.jsonl": prompt_line(f"OLD {number}")})
-    done = run(api, tmp_path, "-c", first.transcript.id, "-p", "and now?")
-    assert (done.returncode, done.stdout) == (0, "more\n")
+    a, _ = resumed(api, tmp_path, first.transcript.id)
+    assert a.run("and now?") == "more"
     assert "LOOK FOR" in texts(api.requests[-1].messages)
-    assert "poem" not in all_bodies(api).partition("and now?")[0].rpartition("LOOK FOR")[2]
+    assert "poem" not in texts(api.requests[-1].messages)
     done = run(api, tmp_path, "-c", "nonsense", "-p", "and now?")
     assert (done.returncode, done.stdout) == (1, "")
     title, *listed = done.stderr.strip().split("\n")
@@ -850,17 +850,16 @@ def sleeps(mark):
     return count
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["TERM", "INT"])
-def test_a_signal_and_a_second_one_end_the_agent_and_its_command(serve, tmp_path, mark, number):
+def test_ctrl_c_and_a_second_one_end_the_agent_and_its_command(serve, tmp_path, mark):
     api = serve([Reply(bash(f"sleep {mark} & sleep {mark}"))])
     with spawn(api, tmp_path, "-y", "-p", "work") as child:
         assert until(lambda: sleeps(mark) == 2)
-        child.send_signal(number)
-        child.send_signal(number)
+        child.send_signal(signal.SIGINT)
+        child.send_signal(signal.SIGINT)
         _, err = child.communicate(timeout=30)
     assert until(lambda: not processes(mark))
     assert "Traceback" not in err
-    assert child.returncode in (128 + number, -number)  # for a shell both are the same
+    assert child.returncode in (130, -signal.SIGINT)  # for a shell both are the same
 
 
 def test_a_closed_terminal_ends_the_agent_and_its_command(serve, tmp_path, mark):
