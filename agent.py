@@ -314,6 +314,8 @@ class Agent:
                 self.close_prompts("done")
                 return answer
         except KeyboardInterrupt:  # after Stopped the prompt stays open: "go on" means it
+            if not all_blocks(self.messages[-1:], "tool_result"):  # they say it themselves
+                self.add("user", [text_block(STOPPED_HERE)])
             self.close_prompts("stopped")
             raise
 
@@ -401,11 +403,14 @@ class Agent:
             keep_files=KEEP_FILES,
             clear_at_least=0 if cold else self.budget.clear_at_least / self.budget.ratio,
         )
-        before = self.budget.measure(self.messages)
-        after = self.budget.measure(cleared)
+        before = after = self.budget.measure(self.messages)
+        if cleared is not self.messages:
+            after = self.budget.measure(cleared)
 
-        past = self.budget.count(self.messages[: self.prompt_start]) - self.budget.count([])
-        if self.focus is not None or self.budget.is_full(past if cold else 0):
+        past = 0  # what stands before the prompt, if the cache is cold
+        if cold:
+            past = self.budget.count(self.messages[: self.prompt_start]) - self.budget.count([])
+        if self.focus is not None or self.budget.is_full(past):
             if self.auto_compact(self.focus or ""):  # it reads the messages before clearing
                 return
         if cleared is not self.messages:
@@ -439,10 +444,9 @@ class Agent:
         """One request with the view as it is. If Ctrl-C stops the reply, keep what came."""
         try:
             return self.model.request(self.messages, self.budget.max_reply)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             if self.model.partial.strip():
                 self.add("assistant", [text_block(self.model.partial)])
-            self.add("user", [text_block(STOPPED_HERE)])
             raise
 
     def make_room_and_retry(self, refusal: Refused) -> Reply:
@@ -493,10 +497,12 @@ class Agent:
 
     def log_view(self, why: str, before: int = 0) -> None:
         """Write to the transcript what the model sees from here on; `before`: tokens."""
+        taken = len(self.accepted)
         self.transcript.append(
             {
                 "view": why,
                 "tokens": [before, self.budget.used],
+                "taken": taken if self.messages[:taken] == self.accepted else 0,
                 "prompts": [vars(prompt) for prompt in self.prompts],
                 "messages": self.messages,
             }
@@ -508,7 +514,7 @@ class Agent:
         for index, call in enumerate(calls):
             try:
                 text, is_error = self.run_call(call)
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):
                 text, is_error = INTERRUPTED, False
                 interrupts.put_off()
             self.add_result(call, text, is_error)
@@ -532,7 +538,8 @@ class Agent:
             arguments = tool.checked(call)
             change = tool.function(self, **arguments) if tool.changes else None
             preview = change.diff() if change else tool.details(call)
-            self.screen.preview([self.settings.without_key(line) for line in preview])
+            with interrupts.allowed():
+                self.screen.preview([self.settings.without_key(line) for line in preview])
             if tool.asks:
                 with interrupts.allowed():
                     verdict = self.allow(call)
@@ -636,18 +643,26 @@ class Interrupts:
 
     def put_off(self) -> None:
         """Let the signal that has just raised raise again, at the next place that allows it."""
-        self.waiting = self.raised or signal.SIGINT
+        if self.waiting in (0, signal.SIGINT):
+            self.waiting = self.raised or signal.SIGINT
 
     @contextmanager
     def held(self) -> Iterator[None]:
         """What comes in this block raises at its end, or at the next place that allows it."""
         was_open, self.is_open = self.is_open, False
+        handler = signal.getsignal(signal.SIGINT)
+        is_main = threading.current_thread() is threading.main_thread()
+        is_borrowed = is_main and handler is signal.default_int_handler  # in another program
+        if is_borrowed:
+            signal.signal(signal.SIGINT, self.handle)
         self.depth += 1
         try:
             yield
         finally:
             self.depth -= 1
             self.is_open = was_open
+            if is_borrowed:
+                signal.signal(signal.SIGINT, handler)
             if self.depth == 0:
                 self.raise_waiting()
 
@@ -913,7 +928,7 @@ def memory(agent: Agent, summary: str, room: int) -> str:
     name = agent.transcript.name
     text = COMPRESSED
     if name:
-        places = " ".join(folder + "*" for folder in agent.transcript.folders)
+        places = " ".join(folder + "*" for folder in agent.transcript.folders[:20])
         text += WHOLE_IS_IN.format(path=name, places=places)
     if summary:
         text += BY_MODEL + quote(clip(summary, int(room * SUMMARY_SHARE), name))
@@ -1087,6 +1102,7 @@ class Budget:
 # the user typed and what became of it; `lost` is text of a reply that was thrown away.
 
 RECORDS = ".transcripts"
+DEEPEST = 100  # nested lists and objects in a message
 IS_FOLDER = re.compile(r"\.transcripts/[A-Za-z0-9_-]{1,99}")
 MEMORY = f"{RECORDS}/MEMORY.md"  # the agent's own, for later conversations
 
@@ -1115,7 +1131,7 @@ class Transcript:
     def append(self, record: dict[str, Any]) -> None:
         """Write one line at once. Where that is impossible, say so once and go on without."""
         lines = [record]
-        if self.expected == 0 or not self.path.exists():
+        if self.expected == 0 or not os.path.exists(self.path):
             lines.insert(0, {"conversation": self.id, "folders": self.folders})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         data = self.settings.without_key(text).encode("utf-8", "replace")
@@ -1129,7 +1145,7 @@ class Transcript:
             self.has_failed = True
 
     def write(self, data: bytes) -> None:
-        if not self.path.exists():
+        if not os.path.exists(self.path):
             self.create(self.path).close()
         before = self.path.stat().st_size
         try:
@@ -1141,11 +1157,11 @@ class Transcript:
 
     def is_whole(self) -> bool:
         """Is the record where its name says, with all that was written?"""
-        return self.path.exists() and self.path.stat().st_size == self.expected
+        return os.path.exists(self.path) and self.path.stat().st_size == self.expected
 
     def settle(self) -> None:
         """What the file has now is what it should have."""
-        if self.path.exists():
+        if os.path.exists(self.path):
             self.expected = self.path.stat().st_size
 
     def create(self, path: Path) -> IO[bytes]:
@@ -1181,7 +1197,7 @@ class Transcript:
         """The file with the whole of a tool result, if there is one."""
         for folder in self.folders:
             name = f"{folder}/{result['tool_use_id']}.txt"
-            if (self.root / name).is_file():
+            if os.path.isfile(self.root / name):
                 return name
         return None
 
@@ -1242,25 +1258,30 @@ def load(agent: Agent, path: Path) -> int:
     agent.prompts = []
     agent.transcript.folders.append(f"{RECORDS}/{path.stem}")
     broken = 0
+    taken = 0  # how many messages the server took, before its last reply
     for record in records(path):
         try:
-            take_record(agent, record)
+            taken = take_record(agent, record, taken)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             broken += 1
 
+    agent.accepted = without_thinking(agent.messages[:taken])
+    agent.replied = without_thinking(agent.messages[taken : taken + 1])
     agent.messages = without_thinking(agent.messages)
-    last = max(len(agent.messages) - 1 - unanswered(agent.messages), 0)
-    agent.accepted = agent.messages[:last]
-    agent.replied = agent.messages[last : last + 1]
+    agent.transcript.folders = list(dict.fromkeys(agent.transcript.folders))
     return broken
 
 
-def take_record(agent: Agent, record: dict[str, Any]) -> None:
-    """Take one line of a record in. Raises if it is none, and then changes nothing."""
+def take_record(agent: Agent, record: dict[str, Any], taken: int) -> int:
+    """Take one line of a record in. Raises if it is none, and then changes nothing.
+
+    Takes and returns how many messages the server took.
+    """
     new: list[Message] = []
     if "view" in record:
         prompts = [sound_prompt(prompt) for prompt in record["prompts"]]
         new = [sound(message) for message in record["messages"]]
+        taken = int(record.get("taken", 0))
         agent.messages = new
         agent.prompts = prompts
     elif "prompt" in record:
@@ -1273,9 +1294,11 @@ def take_record(agent: Agent, record: dict[str, Any]) -> None:
         new = [sound(record)]
         agent.messages += new
         if record["role"] == "assistant":
+            taken = len(agent.messages) - 1
             for prompt in agent.prompts:
                 prompt.accepted = True
     agent.model.call_ids.update(call["id"] for call in all_blocks(new, "tool_use"))
+    return taken
 
 
 def sound(message: Message) -> Message:
@@ -1284,10 +1307,19 @@ def sound(message: Message) -> Message:
     names = [
         block[key] for block in content for key in ("id", "name", "tool_use_id") if key in block
     ]
-    is_sound = content and all(content) and all(map(is_name, names))  # some become names of files
+    is_sound = (
+        content and all(content) and depth(content) < DEEPEST and all(map(is_name, names))
+    )  # some become names of files
     if not is_sound or message["role"] not in ("user", "assistant"):
         raise ValueError("no message")
     return {"role": message["role"], "content": content}
+
+
+def depth(data: Any) -> int:
+    """How deep lists and objects are nested."""
+    if isinstance(data, dict):
+        data = list(data.values())
+    return 1 + max(map(depth, data), default=0) if isinstance(data, list) else 0
 
 
 def sound_prompt(data: Any) -> Prompt:
@@ -1384,7 +1416,7 @@ class Model:
         names = [entry["id"] for entry in listed]
         if len(names) > 1 and not self.settings.model:
             raise Stopped(f"Set MODEL_ID {WHERE}; the server has {', '.join(names[:20])}.")
-        self.name = self.settings.model or (names[0] if names else DEFAULT_MODEL)
+        self.name = self.settings.model or "".join(names[:1]) or DEFAULT_MODEL
         for entry in listed:
             if len(listed) == 1 or entry["id"] == self.name:
                 self.window = window_of(entry)
@@ -1763,6 +1795,8 @@ class Change:
         """What would change, byte by byte, as lines; first the file, if a link leads to it."""
         lines = changed_lines(byte_lines(self.old or b""), byte_lines(self.new))
         lines = [line.replace(NO_NEWLINE, "  (no newline at the end)") for line in lines]
+        shown = (line.encode("utf-8", "surrogateescape") for line in lines)
+        lines = [line.decode("utf-8", "backslashreplace") for line in shown]
         if self.is_link:
             lines.insert(0, f"it leads to {self.file}")
         if one_line(self.path, SHOWN_CHARS) != self.path:
@@ -2039,7 +2073,7 @@ class Output:
         self.write(data)
         return len(data)
 
-    def drain(self, pipe: int, patience: float) -> bool:
+    def drain(self, pipe: int, patience: float = 0) -> bool:
         """Take what an ended command has left. Returns whether somebody still holds the pipe.
 
         `patience`: seconds in which processes that were killed may end.
@@ -2254,6 +2288,9 @@ def replace_file(file: Path, data: bytes) -> None:
     if before and not os.access(file, os.W_OK):
         raise PermissionError(13, "Permission denied", str(file))
     new = file.with_name(f".new-{os.urandom(6).hex()}")
+    if before and not os.access(file.parent, os.W_OK):
+        file.write_bytes(data)
+        return
     try:
         with open(new, "xb", opener=private if before else None) as made:
             made.write(data)
@@ -2342,7 +2379,7 @@ def visible(text: str, exact: bool = False) -> str:
 
     `exact` is for what is asked about: there, every character can be told from every other.
     """
-    if text.isprintable() and not exact:
+    if text.isprintable() and (text.isascii() or not exact):
         return text
     kept = "\n\t" if exact else "\n\t" + JOINERS
     shown = ""
@@ -2390,7 +2427,7 @@ INSTALL = (
 )
 NO_KEY = f"""No ANTHROPIC_API_KEY: set it {WHERE}; or set ANTHROPIC_BASE_URL,
 as in ANTHROPIC_BASE_URL=http://localhost:8080, for a server of your own.
-Offline, try: python3 tests/demo.py"""
+Offline, try: python tests/demo.py"""
 HELP = """/context          show where the tokens are, and what was forgotten
 /compact [focus]  replace the conversation by a summary now
 /clear            begin a new conversation; the old one stays in .transcripts
@@ -2493,7 +2530,10 @@ class Screen:
     @contextmanager
     def modes_kept(self, flags: int = 0) -> Iterator[None]:
         """Put the modes of the terminal back after a block, in which those `flags` are off."""
-        if not self.is_terminal or os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
+        is_ours = False
+        with suppress(OSError):
+            is_ours = self.is_terminal and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        if not is_ours:
             yield
             return
         import termios
@@ -2540,7 +2580,7 @@ def read_settings() -> Settings:
         name = variable_of(setting.name)
         value = (os.environ.get(name) or "").strip() or (own.get(name) or "").strip()
         if value and "int" in str(setting.type):
-            if not value.isdecimal():
+            if not value.isdecimal() or len(value) > 12:
                 raise ValueError(f"{name} must be a whole number, not {value!r}: {WHERE}.")
             values[setting.name] = int(value)
         elif value:
@@ -2685,7 +2725,7 @@ def repl(agent: Agent) -> None:
         try:
             typed = waiting.pop() if waiting else read_prompt(agent.screen)
             first, _, rest = typed.strip().partition("\n")
-            if first.strip() in ("exit", "q", "/exit"):
+            if first.strip() in ("exit", "q", "/exit") and not rest:
                 return
             command, _, argument = first.strip().partition(" ")
             if command in COMMANDS:
@@ -2735,10 +2775,9 @@ def save_history(path: Path, settings: Settings) -> None:
     """Write it beside and rename it: a link in its place is not followed."""
     import readline
 
-    last = readline.get_current_history_length()
-    if last:
-        typed = readline.get_history_item(last)
-        readline.replace_history_item(last - 1, settings.without_key(typed))
+    for index in range(readline.get_current_history_length()):
+        typed = readline.get_history_item(index + 1)
+        readline.replace_history_item(index, settings.without_key(typed))
     new = path.with_name(f"history-{os.urandom(4).hex()}")
     with suppress(OSError):
         open(new, "xb", opener=private).close()
@@ -2764,6 +2803,8 @@ def run_one(agent: Agent, prompt: str) -> int:
     attached = read_stdin(agent.screen) if prompt != "-" else ""
     if prompt == "-":
         prompt = sys.stdin.read()
+    else:
+        prompt = os.fsencode(prompt).decode("utf-8", "replace")  # whatever the locale made of it
     if not prompt.strip():
         raise Stopped("The prompt is empty.")
     return turn(agent, prompt, attached)
@@ -2812,7 +2853,9 @@ def start(options: argparse.Namespace) -> int:
         agent.meet_server()
     except Stopped as reason:
         raise ValueError(str(reason)) from None
-    threading.Thread(target=preload, args=[agent.model], daemon=True).start()
+    loading = threading.Timer(0.2, preload, [agent.model])  # seconds: after the prompt is shown
+    loading.daemon = True
+    loading.start()
     if one_shot:
         return run_one(agent, options.prompt)
     if screen.is_terminal:

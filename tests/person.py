@@ -49,6 +49,7 @@ class Person:
         **env: str,
     ) -> None:
         self.raw = ""  # all that was written
+        self.mark = 0  # how much of it when the last keys were typed
         self.screen = pyte.Screen(size[1], size[0])
         self.stream = pyte.Stream(self.screen)
         variables = {**environment(api), "LC_ALL": "C.UTF-8", **env}
@@ -62,8 +63,7 @@ class Person:
             terminal, self.pid = nursery.bear(cwd, args, variables, size)
             self.child = fdspawn(terminal, **options)
         self.child.logfile_read = self
-        self.child.expect_exact(at)
-        self.read_on()
+        self.comes(at)
 
     def write(self, text: str) -> None:
         """All that arrives, as pexpect reads it."""
@@ -92,7 +92,12 @@ class Person:
                 pass
 
     def types(self, keys: str) -> None:
+        self.mark = len(self.raw)
         self.child.send(keys)
+
+    def comes(self, text: str) -> None:
+        """Read on until this was written after the last keys."""
+        self.until(lambda: text in self.raw[self.mark :])
 
     def prompt(self) -> None:
         """Read on until a prompt stands there, empty."""
@@ -101,7 +106,7 @@ class Person:
     def ask(self, text: str, answer: str = "ok") -> None:
         """Type a prompt; see the answer and the next prompt."""
         self.types(text + "\r")
-        self.child.expect_exact(answer)
+        self.comes(answer)
         self.prompt()
 
     def question(self, count: int = 1) -> None:
@@ -148,10 +153,9 @@ class Person:
     def gone(self, status: int = 0) -> None:
         """The program ends with that status, and never with a traceback."""
         try:
-            self.child.expect(pexpect.EOF)
-        except pexpect.TIMEOUT:
-            raise AssertionError("it does not end:\n" + "\n".join(self.rows())) from None
-        self.child.close()
+            self.until(lambda: False)
+        except pexpect.EOF:
+            self.child.close()
         ended = nursery.wait(self.pid) if self.pid else self.child.exitstatus
         assert ended == status, "\n".join(self.rows())
         assert "Traceback" not in self.raw

@@ -121,7 +121,7 @@ def test_what_is_shown_at_the_question_is_what_would_run(serve, tmp_path):
         missing += [part for part in parts if part not in person.shown()]
         person.screen.reset()
         person.types("n\r")
-    person.child.expect_exact("the end")
+    person.comes("the end")
     person.prompt()
     person.leave()
     assert missing == []
@@ -139,7 +139,7 @@ def test_the_question_shows_the_whole_path_of_a_file(serve, tmp_path, path):
     person.question()
     assert path in person.shown()
     person.types("n\r")
-    person.child.expect_exact("the end")
+    person.comes("the end")
     person.leave()
 
 
@@ -172,7 +172,7 @@ def test_the_question_shows_what_would_change_in_the_file_that_would_change(serv
         seen = [person.screen.buffer[y][2].fg for y in shown]
         assert seen == [colours.get(line[0], "default") for line in lines]
         person.types("y\r")
-    person.child.expect_exact("the end")
+    person.comes("the end")
     person.leave()
     assert (tmp_path / "f").read_text() == "one\n2\nthree\n"
     assert (tmp_path / ".hidden/config").read_bytes() == b"size = 2\nname = \xfc\n"
@@ -212,7 +212,7 @@ def test_nothing_that_a_model_or_a_file_says_drives_the_terminal(serve, tmp_path
     person.types("go\r")
     person.saw(r"raw \S+ [^\r\n]*\(\d+ s\)")  # the sign of life, with the last line
     (tmp_path / "seen").touch()
-    person.child.expect_exact("the end")
+    person.comes("the end")
     person.prompt()
     person.leave()
     assert set(HIDDEN.findall(OWN.sub("", person.raw))) <= {"\u200d", "\ufe0f"}  # of the emoji
@@ -250,7 +250,7 @@ def test_only_yes_is_yes(serve, tmp_path):
         person.question(number)
         if number == 1:
             person.types("/yes\r")
-            person.child.expect_exact("commands are for the prompt")
+            person.comes("commands are for the prompt")
             person.until(lambda: person.written().count(QUESTION) == 2)
         person.types(answer)
     person.question(len(no) + 2)
@@ -305,7 +305,7 @@ def test_always_means_this_very_command_or_this_file_tool(serve, tmp_path):
     for number in range(4, 4 + len(others)):
         person.question(number)
         person.types("n\r")
-    person.child.expect_exact("the end")
+    person.comes("the end")
     person.leave()
     assert person.written().count(QUESTION) == 3 + len(others)
     assert files(tmp_path) == ["a", "b"] and (tmp_path / "b").read_text() == "3"

@@ -104,7 +104,7 @@ def test_the_first_acts_of_a_newcomer_row_by_row(serve, tmp_path):
     rows[-1] += " n, leave it"
     now(*REFUSAL, person.status(), PROMPT)
     person.types("tell me a story\r")
-    person.child.expect_exact("upon a time")
+    person.comes("upon a time")
     person.types("\x03")
     person.prompt()
     rows[-1] += "tell me a story"
@@ -134,7 +134,7 @@ def test_waiting_reading_and_running_are_one_row_that_leaves_nothing(serve, tmp_
     for number, line in enumerate(("mark 10 11 1", "\u4f60" * 12), 1):
         person.saw(life(re.escape(line + "...")))
         (tmp_path / f"seen{number}").touch()
-    person.child.expect_exact("The end.")
+    person.comes("The end.")
     person.prompt()
     mark = "  mark " + " ".join(map(str, range(10, 26)))
     wide_rows = ["  " + "\u4f60" * 19, "\u4f60" * 20, "\u4f60" * 20, "\u4f60"]
@@ -167,7 +167,7 @@ def test_nothing_is_coloured_where_none_is_wanted(serve, tmp_path, monkeypatch):
         for count in (1, 2):
             person.question(count)
             person.types("y\r")
-        person.child.expect_exact("the end")
+        person.comes("the end")
         person.prompt()
         person.leave()
         own = r"\x1b\[\?2004[hl]" if "NO_COLOR" in env else "nothing"  # the line editor's
@@ -200,7 +200,7 @@ def test_what_is_sent_is_what_the_screen_showed(serve, tmp_path, mode):
             )
         )
         person.types("\r")
-        person.child.expect_exact("ok")
+        person.comes("ok")
         person.prompt()
     for broken in (b"\xe8\x83\n", b"a\xffb\n"):  # whether it is sent is up to the line editor
         row = person.screen.cursor.y
@@ -258,10 +258,10 @@ def test_a_paste_is_one_prompt_and_a_command_in_its_first_line_is_a_command(serv
     paste("look at this:\nexit\n")
     person.ask("")
     paste("/clear\nfix the bug")
-    person.child.expect_exact("fix the bug")
+    person.comes("fix the bug")
     person.types("\r")
-    person.child.expect_exact("a new conversation")
-    person.child.expect_exact("ok")
+    person.comes("a new conversation")
+    person.comes("ok")
     person.prompt()
     person.leave()
     assert [text.rstrip("\n") for text in typed(api)] == [
@@ -276,11 +276,11 @@ def test_on_a_dumb_terminal_a_paste_is_one_prompt_and_nothing_is_an_escape_code(
     api = serve()
     person = Person(api, tmp_path, TERM="dumb")
     person.types("\r".join(LINES) + "\r")
-    person.child.expect_exact("\r\nok\r\n")
+    person.comes("\r\nok\r\n")
     person.prompt()
     person.types("/clear\rfix the bug\r")
-    person.child.expect_exact("a new conversation")
-    person.child.expect_exact("\r\nok\r\n")
+    person.comes("a new conversation")
+    person.comes("\r\nok\r\n")
     person.prompt()
     person.leave()
     assert typed(api) == ["\n".join(LINES), "fix the bug"]
@@ -307,7 +307,7 @@ def test_what_is_typed_before_a_question_is_at_the_next_prompt(serve, tmp_path):
         person.question(count)
         is_typed.clear()
         person.types("n\r")
-        person.child.expect_exact(answer)
+        person.comes(answer)
         person.until(lambda text=ahead: person.rows()[-1] == PROMPT + text.strip())
         if answer == "one":
             person.ask("es", "two")
@@ -344,7 +344,7 @@ def test_the_arrow_brings_prompts_of_this_folder_and_nothing_that_drives_a_termi
     person.types("first\r")
     person.question()
     person.types("y\r")
-    person.child.expect_exact("one")
+    person.comes("one")
     person.prompt()
     person.ask("zweite \u00fc \U0001f600")
     person.leave()
@@ -481,7 +481,7 @@ def test_a_command_that_turns_the_echo_off_does_not_make_the_next_answer_blind(s
     person.question(2)
     person.types("yes\r")
     person.sees("this: yes")  # it is seen as it is typed
-    person.child.expect_exact("done")
+    person.comes("done")
     person.leave()
 
 
@@ -499,9 +499,9 @@ def test_ctrl_z_and_fg_work_at_the_prompt_at_a_question_and_in_a_command(serve, 
 
     def stop_and_go_on():
         person.types("\x1a")
-        person.child.expect_exact("shell$ ")
+        person.comes("shell$ ")
         person.types("fg\r")
-        person.child.expect_exact("agent.main()")  # the shell says what it brings back
+        person.comes("agent.main()")  # the shell says what it brings back
 
     person.types(shlex.join(command()) + "\r")
     person.prompt()
@@ -513,10 +513,10 @@ def test_ctrl_z_and_fg_work_at_the_prompt_at_a_question_and_in_a_command(serve, 
     wait_for((tmp_path / "begun").exists)
     stop_and_go_on()
     (tmp_path / "go").touch()
-    person.child.expect_exact("the end")
+    person.comes("the end")
     person.prompt()
     person.types("exit\r")
-    person.child.expect_exact("shell$ ")
+    person.comes("shell$ ")
     person.leave()
     assert typed(api)[0] == "gr\u00fc\u00dfe"
     assert "gr\u00fcn" in results(api.requests[1].messages)[0]["content"]
