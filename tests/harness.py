@@ -1,4 +1,4 @@
-"""What the tests share: the agent as functions in this process, as a process, and on a pseudo-terminal.
+"""What the tests share: the agent in this process, as a process, and on a pseudo-terminal.
 
 a = make_agent(api, tmp_path, threshold=3000)   # talks to the stand-in and allows everything
 a.run("...")                                    # said(a) is what its screen shows
@@ -139,7 +139,7 @@ def results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def processes(mark: str) -> list[int]:
-    """Ids of running processes whose command line holds `mark`, such as a sleep of unique length."""
+    """Ids of processes whose command line holds `mark`, such as a sleep of unique length."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
