@@ -28,8 +28,7 @@ KEY = "sk-test-0123456789"
 # All is plain HTTP on loopback: reading the certificates would take 40 ms for each agent.
 os.environ.setdefault("SSL_CERT_DIR", str(ROOT / "tests"))
 # The real program; only the pauses between tries are left out.
-PROGRAM = f"""import sys
-sys.path.insert(0, {str(ROOT)!r})
+PROGRAM = """import sys
 import agent
 agent.WAITS = (0, 0, 0)
 sys.exit(agent.main())"""
@@ -60,7 +59,10 @@ def environment(api: MessagesAPI | None, **extra: str) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     if api:
         env |= {"ANTHROPIC_BASE_URL": api.url, "ANTHROPIC_API_KEY": KEY}
-    return {**env, "TERM": "xterm", "PYTHONUTF8": "1", **extra}
+    # Not in the program's text: some locales could not read a path with an umlaut there.
+    paths = [str(ROOT), *filter(None, [extra.pop("PYTHONPATH", "")])]
+    env |= {"TERM": "xterm", "PYTHONUTF8": "1", "PYTHONPATH": os.pathsep.join(reversed(paths))}
+    return {**env, **extra}
 
 
 def command(*args: str) -> list[str]:

@@ -52,7 +52,7 @@ class Person:
         self.mark = 0  # how much of it when the last keys were typed
         self.screen = pyte.Screen(size[1], size[0])
         self.stream = pyte.Stream(self.screen)
-        variables = {**environment(api), "LC_ALL": "C.UTF-8", **env}
+        variables = environment(api, **{"LC_ALL": "C.UTF-8", **env})
         variables = {name: value for name, value in variables.items() if value}
         options: Any = {"encoding": "utf-8", "codec_errors": "replace", "timeout": PATIENCE}
         if program:

@@ -34,14 +34,13 @@ from harness import (
 from messages_api import Reply, call
 
 # The tool in a process of its own, without a model. Prints the memory it took, and the results.
-ALONE = f"""import json, sys
-sys.path.insert(0, {str(ROOT)!r})
+ALONE = """import json, sys
 import agent
 agent.MAX_OUTPUT = 25_000_000
 a = agent.Agent(agent.Settings(), ".")
 found = []
 for number, command in enumerate(sys.argv[1:]):
-    a.running = {{"id": f"call{{number}}"}}
+    a.running = {"id": f"call{number}"}
     found.append(agent.clip(agent.bash(a, command), 24_000))
 memory = open("/proc/self/status").read().partition("VmHWM:")[2].split()[0]
 print(json.dumps([int(memory), *found]))"""
@@ -72,7 +71,7 @@ def outputs(a: agent.Agent, *commands: str) -> list[str]:
 def alone(cwd: Path, *commands: str, python: Any = sys.executable, **env: str) -> list[Any]:
     """The memory that the program took (kB), and the results."""
     line = [python, "-c", ALONE, *commands]
-    env = {**os.environ, **env}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **env}
     done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, check=True)
     found: list[Any] = json.loads(done.stdout)
     return found
