@@ -394,14 +394,18 @@ class Agent:
         """Keep the next request below the threshold: layer 1; if that is not enough, layer 2."""
         self.secure_record()
         cold = self.model.cache_is_cold()
-        if cold and self.model.renew_system():
-            self.messages = without_thinking(self.messages)
+        enough = 0 if cold else self.budget.clear_at_least / self.budget.ratio
+        if cold:
+            self.model.places.clear()
+            if self.model.renew_system():
+                self.messages = without_thinking(self.messages)
         cleared = micro_compact(
             self.messages,
             saved_as=self.transcript.address,
             keep_recent=self.settings.keep_recent,
             keep_files=KEEP_FILES,
-            clear_at_least=0 if cold else self.budget.clear_at_least / self.budget.ratio,
+            clear_at_least=enough,
+            after=self.model.places[-1] if self.model.places and enough else "",
         )
         before = after = self.budget.measure(self.messages)
         if cleared is not self.messages:
@@ -414,6 +418,7 @@ class Agent:
             if self.auto_compact(self.focus or ""):  # it reads the messages before clearing
                 return
         if cleared is not self.messages:
+            self.model.places.append(last_change(self.messages, cleared))
             self.messages = cleared
             self.forgot += before - after
             self.screen.line(CLEARED.format(before, after, self.transcript.folder))
@@ -604,6 +609,7 @@ class Agent:
         self.summary_failures = 0
         self.forgot += before - after
         self.budget.restart(after)
+        self.model.places = [BEGINNING]
         self.log_view("auto_compact", before)
         self.screen.line(COMPACTED.format(before, after, self.transcript.name or "no file"))
         return True
@@ -698,12 +704,14 @@ def micro_compact(
     keep_recent: int = 3,
     keep_files: int = 0,
     clear_at_least: float = 0,
+    after: str = "",
 ) -> list[Message]:
     """Replace old tool results by one line each. The call before it says what was run.
 
     `saved_as(result)` names the file that holds a result; without one it is not cleared. Kept
     are the newest `keep_recent`, what the model has not answered yet, errors, short ones, and
     the newest reading of each of the last `keep_files` files, unless it was changed since.
+    What stands up to the result of the call `after` is left as it is: the server has it in cache.
     Returns `messages` itself if fewer than `clear_at_least` tokens would be freed.
     """
     pairs = calls_with_results(messages)
@@ -712,7 +720,9 @@ def micro_compact(
     recent = max(keep_recent, len(all_blocks(new, "tool_result")))
     placeholders: dict[str, str] = {}  # by id of the call
     freed = 0
-    for call, result in pairs[: max(len(pairs) - recent, 0)]:
+    calls = [call["id"] for call, _ in pairs]
+    start = calls.index(after) + 1 if after in calls else 0
+    for call, result in pairs[start : max(len(pairs) - recent, 0)]:
         text = block_text(result)
         if len(text) <= MIN_CHARS or result.get("is_error") or call["id"] in kept:
             continue
@@ -774,6 +784,12 @@ def replace_results(messages: list[Message], texts: dict[str, str]) -> list[Mess
     return messages[:first] + changed
 
 
+def last_change(before: list[Message], after: list[Message]) -> str:
+    """The call whose result is the last that differs."""
+    pairs = zip(all_blocks(before, "tool_result"), all_blocks(after, "tool_result"), strict=True)
+    return str([new["tool_use_id"] for old, new in pairs if old is not new][-1])
+
+
 def without_thinking(messages: list[Message]) -> list[Message]:
     """The messages without thinking: the server rejects it once a message before it has changed."""
     kept = []
@@ -807,6 +823,7 @@ EARLIER = {
     "done": "\n\nWhat the user said earlier; handled already, but rules in it still hold:",
     "stopped": "\n\nWhat the user said and then stopped; do not go on with it unasked:",
 }
+EDITS = ", too large to be shown; what the last edits put into it"
 FILES = "\n\nFiles that were worked on, as they are on disk now (`| ` is not part of them):"
 REQUEST = "The user's open request. Go on with it from where the work stands:\n"
 ONLY_A_PART = "\n[Only a part of it fits here: read the rest, or say what you did not see.]"
@@ -818,7 +835,8 @@ PROMPT_SHARE = 1 / 2  # of the room: what the user wants comes first
 WINDOW_SHARE = 1 / 10  # of the room, for the newest messages
 SUMMARY_SHARE = 2 / 5  # of what these two leave
 EARLIER_SHARE = 1 / 10  # of the same, for each kind of earlier prompts
-FILES_SHARE = 2 / 5  # of the same, as far as the others have not used it
+FILES_SHARE = 3 / 5  # of the same, as far as the others have not used it
+FILE_SHARE = 1 / 3  # of that, for one file
 RECENT_FILES = 12
 WORTHLESS_SHARE = 0.8  # of what was there; a compaction that leaves more is thrown away
 SMALLEST_PART = 2_000  # characters; a model that does not take this takes nothing
@@ -952,15 +970,32 @@ def said_in(prompts: list[Prompt], state: str, room: int = 10**9, name: str | No
 
 
 def files_on_disk(agent: Agent, room: int) -> str:
-    """The last files that were read or changed, in `room` bytes; a large one is passed over."""
+    """The last files that were read or changed, in `room` bytes; of a large one the last edits."""
+    pairs = calls_with_results(agent.messages)
+    each = int(room * FILE_SHARE)
     found = ""
-    for path in list(used_files(calls_with_results(agent.messages)))[:RECENT_FILES]:
-        text = agent.workspace.small_text(path, room // 5)
-        if text is not None:
-            shown = f"\n{one_line(path, 300)}:" + quote(agent.settings.without_key(text))
-            if size_of(found + shown) <= room:
-                found += shown
+    for path in list(used_files(pairs))[:RECENT_FILES]:
+        title = one_line(path, 300)
+        text = agent.workspace.small_text(path, each)
+        if text is None:
+            title += EDITS
+            text = last_edits(pairs, path, each)
+        shown = f"\n{title}:" + quote(agent.settings.without_key(text))
+        if text and size_of(found + shown) <= room:
+            found += shown
     return FILES + found if found else ""
+
+
+def last_edits(pairs: list[tuple[Block, Block]], path: str, room: int) -> str:
+    """What the last edits have put into a file, in `room` bytes."""
+    texts: list[str] = []
+    for call, result in reversed(pairs):
+        if call["name"] == "edit_file" and not result.get("is_error"):
+            text = str(call["input"]["new_text"])
+            is_this = os.path.normpath(shown_argument(call)) == path
+            if is_this and size_of([*texts, text]) <= room:
+                texts.insert(0, text)
+    return "\n[...]\n".join(texts)
 
 
 def newest_messages(
@@ -1369,6 +1404,9 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"
 LOST = "No result is left of this call: it may or may not have run."
 BEGINNING_LOST = "[The beginning is lost.]"
 
+CACHED = {"type": "ephemeral"}
+BEGINNING = "the first block"  # as a place, beside the ids of calls
+
 # The blocks that are sent back, and the type of each of their fields.
 KNOWN: dict[str, dict[str, type]] = {
     "text": {"text": str},
@@ -1398,6 +1436,7 @@ class Model:
         self.takes_cache_control = True
         self.last_reply = float("-inf")  # time.monotonic()
         self.call_ids: set[str] = set()  # all that were used in this conversation
+        self.places: list[str] = []  # up to the results of these calls the cache stays good
         self.partial = ""  # the text that has come of the newest reply
         self.phase = ""  # of the newest request
         self.spent: Counter[str] = Counter()  # tokens since the newest prompt
@@ -1449,15 +1488,17 @@ class Model:
         tries = 0
         lost_thinking = False
         while True:
-            params = {
+            sent = repaired(messages)
+            params: dict[str, Any] = {
                 "model": model or self.name,
                 "max_tokens": max_tokens,
                 "system": self.system,
                 "tools": self.tools,
-                "messages": repaired(messages),
+                "messages": sent,
             }
             if self.takes_cache_control:
-                params["cache_control"] = {"type": "ephemeral"}
+                params["cache_control"] = CACHED
+                mark(sent, self.places[-2:])
             interrupts.raised = 0
             try:
                 reply = self.receive(params, is_summary)
@@ -1701,6 +1742,15 @@ def merged(messages: list[Message]) -> list[Message]:
     if made[-1]["role"] == "assistant":
         made.append({"role": "user", "content": []})
     return made
+
+
+def mark(messages: list[Message], places: list[str]) -> None:
+    """Ask the server to keep what stands up to these places in its cache, beside the whole."""
+    for message in messages:
+        for index, block in enumerate(message["content"]):
+            is_beginning = index == 0 and message is messages[0] and BEGINNING in places
+            if is_beginning or block.get("tool_use_id") in places:
+                message["content"][index] = {**block, "cache_control": CACHED}
 
 
 def is_first(block: Block, seen: set[str]) -> bool:

@@ -629,6 +629,24 @@ def test_the_last_files_stand_in_a_memory_as_they_are_on_disk(serve, tmp_path):
     assert agent.files_on_disk(a, 50) == ""
 
 
+def test_of_a_large_file_the_last_edits_stand_in_the_memory(serve, tmp_path):
+    """An edit needs the exact text that stands there now."""
+    lines = [f"line {n}, which is one of very many in this file\n" for n in range(2_000)]
+    (tmp_path / "large.txt").write_text("".join(lines))
+    edits = [
+        call("edit_file", {"path": "large.txt", "old_text": f"line {n},", "new_text": f"row {n}:"})
+        for n in (500, 1_500)
+    ]
+    wrong = call("edit_file", {"path": "large.txt", "old_text": "absent", "new_text": "NEVER"})
+    api = serve([Reply(edits[0]), Reply(edits[1], wrong), Reply(call("compact")), "Short.", "done"])
+    a = make_agent(api, tmp_path, threshold=20_000)
+    assert a.run("Count in rows. " + "Be exact. " * 300) == "done"
+    memory = a.messages[0]["content"][0]["text"]
+    assert "large.txt, too large to be shown; what the last edits put into it" in memory
+    assert "\n| row 500:\n| [...]\n| row 1500:" in memory
+    assert "NEVER" not in memory and "line 499" not in memory
+
+
 def test_after_a_summary_the_model_sees_the_files_that_it_works_on(serve, tmp_path):
     (tmp_path / "tool.py").write_text("def old():\n    pass\n")
     edit = {"path": "tool.py", "old_text": "old", "new_text": "newer"}

@@ -351,3 +351,47 @@ def test_forty_calls_with_both_layers_send_no_invalid_request(serve, tmp_path):
     assert sum("the colour of step 33" in order for order in orders) == 1
     assert "RULE: never touch KEEP.me." in texts(api.requests[-1].messages)
     assert max(len(json.dumps(r.messages)) // 4 for r in api.requests) < 1.2 * 3_500
+
+
+# What was settled once stays in the cache.
+
+
+def test_what_stands_up_to_the_last_cleared_result_is_left_as_it_is():
+    """A result that was kept then, as a short list of readings, is not cleared later."""
+    messages = conversation(
+        reading("r0", "a.py"), *(exchange(f"c{n}", "y" * LONG) for n in range(6))
+    )
+    assert cleared(messages, keep_files=0) == ["r0", "c0", "c1", "c2"]
+    assert cleared(messages, keep_files=0, after="c0") == ["c1", "c2"]
+    assert cleared(messages, keep_files=0, after="unknown") == ["r0", "c0", "c1", "c2"]
+
+
+def test_the_server_is_asked_to_keep_what_stands_up_to_the_last_two_changes(serve, tmp_path):
+    turns = [call("bash", {"command": f"seq {n}000 {n}400"}, id=f"c{n}") for n in range(1, 10)]
+    api = serve([*(Reply(turn) for turn in turns), "done"])
+    a = make_agent(api, tmp_path, threshold=100_000, clear_at_least=900, keep_recent=1)
+    a.model.last_reply = agent.time.monotonic()  # the cache is warm
+    assert a.run("count") == "done"
+    places = []
+    for request in api.requests:
+        marked = [r["tool_use_id"] for r in results(request.messages) if "cache_control" in r]
+        stubs = [
+            r["tool_use_id"] for r in results(request.messages) if r["content"][:9] == STUB[:9]
+        ]
+        assert len(marked) <= 2 and set(marked) <= set(stubs)
+        assert request.body["cache_control"] == {"type": "ephemeral"}
+        places.append(marked)
+    assert places[0] == [] and places[-1][-1] == stubs[-1]
+    assert [len(marked) for marked in places] == sorted(len(marked) for marked in places)
+
+
+def test_with_a_cold_cache_all_that_is_old_is_cleared_again(serve, tmp_path):
+    turns = [call("bash", {"command": f"seq {n}000 {n}400"}, id=f"c{n}") for n in range(1, 8)]
+    api = serve([*(Reply(turn) for turn in turns), "done", "again"])
+    a = make_agent(api, tmp_path, clear_at_least=900, keep_recent=1)
+    a.model.last_reply = agent.time.monotonic()
+    a.run("count")
+    assert a.model.places
+    a.model.last_reply = float("-inf")
+    a.run("and now?")
+    assert not any("cache_control" in r for r in results(api.requests[-1].messages))
