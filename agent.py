@@ -823,7 +823,7 @@ EARLIER = {
     "done": "\n\nWhat the user said earlier; handled already, but rules in it still hold:",
     "stopped": "\n\nWhat the user said and then stopped; do not go on with it unasked:",
 }
-EDITS = ", too large to be shown; what the last edits put into it"
+EDITS = ", not shown whole; what the last edits put into it"
 FILES = "\n\nFiles that were worked on, as they are on disk now (`| ` is not part of them):"
 REQUEST = "The user's open request. Go on with it from where the work stands:\n"
 ONLY_A_PART = "\n[Only a part of it fits here: read the rest, or say what you did not see.]"

@@ -431,7 +431,7 @@ def long_record(size: int) -> Callable[[], object]:
     """`-c` of a record with so many calls."""
     folder = tempfile.mkdtemp()
     a = new_agent(folder)
-    for number in range(20 * size):
+    for number in range(60 * size):
         step = small_step(number)
         a.add("assistant", step.reply)
         a.add("user", [{"type": "tool_result", "tool_use_id": f"call_{number}_0", "content": "ok"}])
@@ -599,7 +599,7 @@ def picture(ledgers: dict[str, Ledger]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
         "<title>The size of the context over the requests of one conversation</title>",
         f"<style>{STYLE}\n</style>",
-        label(LEFT - 44, 24, "Tokens in each request of one conversation", "title"),
+        label(LEFT - 44, 24, "Tokens in each request of one made-up conversation", "title"),
     ]
     for tokens in range(0, top + 1, max(top // 250_000, 1) * 50_000):
         parts.append(

@@ -642,7 +642,7 @@ def test_of_a_large_file_the_last_edits_stand_in_the_memory(serve, tmp_path):
     a = make_agent(api, tmp_path, threshold=20_000)
     assert a.run("Count in rows. " + "Be exact. " * 300) == "done"
     memory = a.messages[0]["content"][0]["text"]
-    assert "large.txt, too large to be shown; what the last edits put into it" in memory
+    assert "large.txt, not shown whole; what the last edits put into it" in memory
     assert "\n| row 500:\n| [...]\n| row 1500:" in memory
     assert "NEVER" not in memory and "line 499" not in memory
 
