@@ -1,5 +1,6 @@
 """Every test that takes `serve` also asserts that the stand-in had nothing to refuse."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,6 +10,18 @@ from messages_api import MessagesAPI
 
 # A run in the background inherits an ignored SIGINT, and so would everything that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: Any) -> None:
+    config.addinivalue_line("markers", "slow: only in the long setting, with AGENT_EXAMPLES set")
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """The long setting plays many random conversations, and the tests that are marked slow."""
+    if "AGENT_EXAMPLES" not in os.environ:
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="only in the long setting"))
 
 
 @pytest.fixture

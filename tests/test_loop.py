@@ -54,7 +54,7 @@ def alive(a, api):
     assert len(api.requests) == before + 1
     messages = api.requests[-1].messages
     assert messages[-1]["role"] == "user"
-    assert messages[-1]["content"][-1] == {"type": "text", "text": "Anyone there?"}
+    assert messages[-1]["content"][-1]["text"] == "Anyone there?"
     return messages
 
 

@@ -107,6 +107,7 @@ def test_a_signal_at_any_moment_ends_it_cleanly(serve, tmp_path, mark, seed):
     assert unknown == [] or number != signal.SIGINT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_kill_9_at_any_moment_loses_nothing(serve, tmp_path, mark, seed):
     """A reply of which a call has begun was whole; a call behind which one has begun has ended."""

@@ -249,6 +249,7 @@ def test_the_tour_tells_all_steps_and_shows_a_bar_before_and_after_each_layer(to
     assert f"    {address} " in parts[33] and "FAILED" in parts[33].split("$ cat")[1]
 
 
+@pytest.mark.slow
 def test_the_tour_with_step_waits_for_enter_on_a_terminal():
     line = commands(block("python tests/demo.py"))[1]
     assert bare(line) == "python tests/demo.py --step"

@@ -156,6 +156,7 @@ def test_a_sign_of_life_is_seen_while_a_long_call_is_written_after_a_text(serve,
     assert re.search(life("writing"), between)
 
 
+@pytest.mark.slow
 def test_nothing_is_coloured_where_none_is_wanted(serve, tmp_path, monkeypatch):
     (tmp_path / "f").write_text("old\n")
     edit = call("edit_file", {"path": "f", "old_text": "old", "new_text": "new"})
