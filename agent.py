@@ -394,19 +394,11 @@ class Agent:
         """Keep the next request below the threshold: layer 1; if that is not enough, layer 2."""
         self.secure_record()
         cold = self.model.cache_is_cold()
-        enough = 0 if cold else self.budget.clear_at_least / self.budget.ratio
         if cold:
             self.model.places.clear()
             if self.model.renew_system():
                 self.messages = without_thinking(self.messages)
-        cleared = micro_compact(
-            self.messages,
-            saved_as=self.transcript.address,
-            keep_recent=self.settings.keep_recent,
-            keep_files=KEEP_FILES,
-            clear_at_least=enough,
-            after=self.model.places[-1] if self.model.places and enough else "",
-        )
+        cleared = self.cleared(0 if cold else self.budget.clear_at_least / self.budget.ratio)
         before = after = self.budget.measure(self.messages)
         if cleared is not self.messages:
             after = self.budget.measure(cleared)
@@ -422,6 +414,17 @@ class Agent:
             self.messages = cleared
             self.forgot += before - after
             self.screen.line(CLEARED.format(before, after, self.transcript.folder))
+
+    def cleared(self, enough: float) -> list[Message]:
+        """What layer 1 makes of the view. What it has settled once stays, but if `enough` is 0."""
+        return micro_compact(
+            self.messages,
+            saved_as=self.transcript.address,
+            keep_recent=self.settings.keep_recent,
+            keep_files=KEEP_FILES,
+            clear_at_least=enough,
+            after=self.model.places[-1] if self.model.places and enough else "",
+        )
 
     def ask_model(self) -> Reply:
         """Send the conversation and take the reply in. Raises Stopped if there is none."""
@@ -1263,9 +1266,7 @@ def resume(agent: Agent, wanted: str = "") -> str:
 
     Returns a line for the user. Raises Stopped if there is none.
     """
-    paths = sorted((agent.workspace.root / RECORDS).glob("*.jsonl"), reverse=True)
-    paths = [path for path in paths if is_name(path.stem) and is_plain(path)]
-    paths = [path for path in paths if os.access(path, os.R_OK)]
+    paths = past_conversations(agent.workspace.root)
     for path in paths:
         if wanted in ("", path.stem):
             broken = load(agent, path)
@@ -1277,6 +1278,13 @@ def resume(agent: Agent, wanted: str = "") -> str:
         known = "".join(f"\n  {path.stem}  {first_words(path)}" for path in paths[:10])
         raise Stopped(f"There is no conversation {wanted}. The last ones here:{known}")
     raise Stopped(f"There is no conversation in {RECORDS} to go on with.")
+
+
+def past_conversations(root: Path) -> list[Path]:
+    """The records of this directory that can be read, the newest first."""
+    paths = sorted((root / RECORDS).glob("*.jsonl"), reverse=True)
+    plain_ones = (path for path in paths if is_name(path.stem) and is_plain(path))
+    return [path for path in plain_ones if os.access(path, os.R_OK)]
 
 
 def first_words(path: Path) -> str:
@@ -1547,13 +1555,13 @@ class Model:
                     if event.index != blocks:  # the SDK would mix up what follows
                         raise ConnectionError("the blocks of the reply are out of order")
                     blocks += 1
+                elif event.type != "content_block_delta":
+                    continue
                 new: Any = getattr(event, "content_block", getattr(event, "delta", None))
-                kind = getattr(new, "type", "")
-                if kind == "input_json_delta":
+                if new.type == "input_json_delta":
                     arguments[event.index] = arguments.get(event.index, "") + new.partial_json
-                if kind and not is_summary and event.type != "content_block_stop":
-                    self.phase = "thinking" if kind.startswith("thinking") else "writing"
-                    self.show(kind, getattr(new, "text", None) or "")
+                if not is_summary:
+                    self.show(new.type, getattr(new, "text", None) or "")
         except AttributeError:  # without usage, the SDK stumbles behind the stop reason
             pass
         if stream.current_message_snapshot.stop_reason is None:
@@ -1561,6 +1569,8 @@ class Model:
         return list(arguments.values())
 
     def show(self, kind: str, text: str) -> None:
+        """Show a piece of a reply, be it text or only a sign that something comes."""
+        self.phase = "thinking" if kind.startswith("thinking") else "writing"
         self.partial += text
         self.screen.text(text)
         if not kind.startswith("text"):
@@ -1969,6 +1979,11 @@ class Workspace:
                 return data.decode()
         return None
 
+    def note(self, page: Page) -> None:
+        """The model has seen these lines: it knows the file up to there, if it knew the rest."""
+        if page.before in self.known:
+            self.known.add(page.after)
+
     def knows(self, data: bytes) -> bool:
         return hashlib.sha256(data).digest() in self.known
 
@@ -2224,8 +2239,8 @@ def read_file(agent: Agent, path: str, offset: int = 1, limit: int = 2_000) -> s
     data = b"".join(page.lines)
     text = data.decode("utf-8-sig" if offset == 1 else "utf-8", "replace")
     is_whole = len(data) < workspace.result_cap and agent.settings.without_key(text) == text
-    if page.before in workspace.known and is_whole and is_utf8(data):
-        workspace.known.add(page.after)
+    if is_whole and is_utf8(data):
+        workspace.note(page)
     text = text.replace("\r\n", "\n").removesuffix("\n") or "(nothing: the lines are empty)"
     if page.end < size:
         following = offset + len(page.lines)
@@ -2779,7 +2794,7 @@ def repl(agent: Agent) -> None:
                 return
             command, _, argument = first.strip().partition(" ")
             if command in COMMANDS:
-                waiting += [rest] if rest else []
+                waiting += filter(None, [rest])
                 agent = COMMANDS[command](agent, argument.strip())
             elif re.fullmatch(r"/\w*", typed.strip()):
                 agent.screen.line(f"[there is no {command}; /help lists what is]")
@@ -2790,7 +2805,6 @@ def repl(agent: Agent) -> None:
         except KeyboardInterrupt:
             agent.screen.write(agent.screen.notes, "\n")
         except EOFError:
-            agent.screen.write(agent.screen.notes, "\n" if agent.screen.is_terminal else "")
             return
 
 
@@ -2803,7 +2817,12 @@ def read_prompt(screen: Screen) -> str:
         text, screen.typed_ahead = screen.typed_ahead.removesuffix("\n"), ""
         readline.set_startup_hook((lambda: readline.insert_text(text)) if text else None)
         prompt = f"\001{CYAN}\002agent >> \001{RESET}\002" if screen.is_rich else "agent >> "
-    typed = input(prompt)
+    try:
+        typed = input(prompt)
+    except EOFError:
+        if screen.is_terminal:
+            screen.write(screen.notes, "\n")
+        raise
     while sys.stdin.isatty() and select.select([sys.stdin], [], [], 0.02)[0]:
         typed += "\n" + input()
     return typed
