@@ -1270,7 +1270,7 @@ def resume(agent: Agent, wanted: str = "") -> str:
     for path in paths:
         if wanted in ("", path.stem):
             broken = load(agent, path)
-            if wanted or any(message["role"] == "assistant" for message in agent.messages):
+            if wanted or any(prompt.accepted for prompt in agent.prompts):
                 agent.log_view("continued")
                 count = len(agent.messages)
                 return f"[continued {path.stem}: {count} messages, {broken} broken lines skipped]"

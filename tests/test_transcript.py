@@ -931,3 +931,24 @@ def test_kill_9_while_a_reply_comes_in_loses_only_that_reply(serve, tmp_path):
         assert held.count(part) == 1
     assert held.endswith("GO ON NOW")
     assert [prompt.text for prompt in a.prompts] == ["THE PROMPT", "GO ON NOW"]
+
+
+def test_a_conversation_that_ended_with_a_summary_is_gone_on_with(serve, tmp_path):
+    """Its view is one message of the user's side; but the model had answered."""
+    answers = {"long": "a long answer " * 400, "again": "still here"}
+
+    def answer(request):
+        last = texts(request.messages[-1:])
+        return "Short." if is_summary(request) else answers["again" if "again" in last else "long"]
+
+    api = serve(answer)
+    a = make_agent(api, tmp_path)
+    a.run("FIRSTWORDS " * 300)
+    a.messages.append({"role": "user", "content": [{"type": "text", "text": "more " * 900}]})
+    a.prompt_start = len(a.messages) - 1
+    assert a.auto_compact()
+    assert [message["role"] for message in a.messages] == ["user"]
+    b = make_agent(api, tmp_path)
+    assert agent.resume(b).startswith(f"[continued {a.transcript.id}: 1 messages")
+    assert b.run("are you there again?") == "still here"
+    assert "FIRSTWORDS" in texts(api.requests[-1].messages)
