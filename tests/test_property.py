@@ -269,6 +269,7 @@ class Conversation:
         self.used = used  # resources after each prompt, of all conversations with this stand-in
         self.cwd = Path(tempfile.mkdtemp())
         self.timers = []
+        self.looking = 0  # requests that are looked at
         self.faults = []  # what was wrong with a request when it came in
         self.words = []  # what the user typed
         self.gone = set()  # prompts that the server has refused
@@ -297,7 +298,11 @@ class Conversation:
 
     def answer(self, request):
         """The script: the next answer, and the Ctrl-C that goes with it."""
-        self.look_at(request)
+        self.looking += 1
+        try:
+            self.look_at(request)
+        finally:
+            self.looking -= 1
         if len(self.api.requests) - self.before > MAX_REQUESTS:
             return Fault(401)  # too many: the check will say so
         sent = json.dumps(request.messages, ensure_ascii=False)
@@ -383,6 +388,7 @@ class Conversation:
         self.agent.allow = allow
         self.type(prompt, line)
         self.check()
+        until(lambda: not self.looking)
         if "lose" in afterwards:
             shutil.rmtree(self.cwd / ".transcripts", ignore_errors=True)
         if "compact" in afterwards:
@@ -396,6 +402,7 @@ class Conversation:
 
     def type(self, prompt, line=0):
         """One prompt, to its end. Returns the answer; "" if there is none."""
+        until(lambda: not self.looking)  # at a request that Ctrl-C has left behind
         self.served = []
         self.timers = []
         self.pressed = False
