@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 from messages_api import MessagesAPI
 
-# A run in the background inherits an ignored SIGINT, and so would everything that it starts.
+# A run in the background, or under nohup, inherits ignored signals, and so would all that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_configure(config: Any) -> None:
