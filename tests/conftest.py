@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from messages_api import MessagesAPI
 
-# A run in the background, or under nohup, inherits ignored signals, and so would all that it starts.
+# A run in the background, or under nohup, inherits ignored signals, and would hand them on.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
