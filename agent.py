@@ -105,10 +105,12 @@ class Settings:
 
 
 def text_block(text: str) -> Block:
+    """A block of text."""
     return {"type": "text", "text": text}
 
 
 def all_blocks(messages: list[Message], kind: str) -> list[Block]:
+    """All blocks of one type, in order."""
     return [b for message in messages for b in message["content"] if b["type"] == kind]
 
 
@@ -263,6 +265,7 @@ class Prompt:
 
 
 def close(prompts: list[Prompt], state: str) -> None:
+    """Give the open prompts their end: "done" or "stopped"."""
     for prompt in prompts:
         if prompt.state == "open":
             prompt.state = state
@@ -2056,6 +2059,7 @@ def keep_output(agent: Agent, output: Output, pipe: int, goes_on: bool) -> str:
 
 
 def how_it_ended(status: int) -> str:
+    """The exit status of a command, in words."""
     return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
 
 
@@ -2337,6 +2341,7 @@ def line_of(text: bytes, data: bytes, path: str, may_repeat: bool) -> int:
 
 
 def is_utf8(data: bytes) -> bool:
+    """Can these bytes be read as UTF-8?"""
     with suppress(UnicodeDecodeError):
         data.decode()
         return True
@@ -2436,6 +2441,7 @@ class Verdict:
 
 
 def read_only(call: Block) -> Verdict:
+    """The rule of an agent that was given none."""
     return Verdict(False, "this agent may only read")
 
 
@@ -2656,6 +2662,7 @@ def read_settings() -> Settings:
 
 
 def variable_of(setting: str) -> str:
+    """The name of the variable that sets it."""
     if setting == "model":
         return "MODEL_ID"
     prefix = "ANTHROPIC_" if setting in ("api_key", "auth_token", "base_url") else "AGENT_"
@@ -2741,6 +2748,7 @@ def show_context(agent: Agent, _: str) -> Agent:
 
 
 def compact_now(agent: Agent, focus: str) -> Agent:
+    """Replace the conversation by a summary, and say what that cost."""
     said = compact(agent, focus)
     if agent.focus is None:
         agent.screen.line(f"[{said}]")
@@ -2754,11 +2762,13 @@ def compact_now(agent: Agent, focus: str) -> Agent:
 
 
 def clear(agent: Agent, _: str) -> Agent:
+    """Begin a new conversation."""
     agent.screen.line(f"[a new conversation; the old one is in {agent.transcript.name}]")
     return Agent(agent.settings, agent.workspace.root, agent.allow, agent.screen)
 
 
 def toggle_asking(agent: Agent, _: str) -> Agent:
+    """Stop asking before commands and changes, or ask again."""
     assert isinstance(agent.allow, Permission)
     agent.allow.is_asking = not agent.allow.is_asking
     asking = "asking before" if agent.allow.is_asking else "no longer asking before"
@@ -2767,6 +2777,7 @@ def toggle_asking(agent: Agent, _: str) -> Agent:
 
 
 def show_help(agent: Agent, _: str) -> Agent:
+    """List the commands."""
     agent.screen.line(HELP)
     return agent
 
@@ -2880,6 +2891,7 @@ def run_one(agent: Agent, prompt: str) -> int:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """The options; leaves with 2 where the program cannot run at all."""
     parser = argparse.ArgumentParser(
         prog="agent.py", description="A coding agent that knows how to forget."
     )
