@@ -77,8 +77,11 @@ def alone(cwd: Path, *commands: str, python: Any = sys.executable, **env: str) -
     return found
 
 
-def new_output(a: agent.Agent) -> agent.Output:
-    return agent.Output(a.settings, None)
+def new_output(a: agent.Agent) -> tuple[agent.Output, int]:
+    """The output of a command, and the end of the pipe that the command writes to."""
+    reader, writer = os.pipe()
+    pipe = os.fdopen(reader, "rb", buffering=0)
+    return agent.Output(pipe, a.settings, hides_record=True), writer
 
 
 def kept(folder: Path) -> list[Path]:
@@ -560,12 +563,11 @@ def test_without_a_record_the_result_says_that_later_output_is_lost(a, tmp_path,
 
 
 def test_a_full_pipe_with_no_writer_left_is_no_background_job(a):
-    reader, writer = os.pipe()
+    output, writer = new_output(a)
     os.write(writer, b"x" * agent.PIPE_SIZE)
     os.close(writer)
-    output = new_output(a)
-    assert output.drain(reader) is False and len(output.both_ends()) == agent.PIPE_SIZE
-    os.close(reader)
+    output.drain(patience=0)
+    assert not output.is_open and len(output.both_ends()) == agent.PIPE_SIZE
 
 
 # ================================ Our own record, and the key ================================
@@ -623,12 +625,15 @@ def test_the_key_in_an_output_is_masked_before_it_is_written(serve, tmp_path, co
 
 
 def test_the_live_line_shows_the_newest_output_without_the_key(a):
-    output = new_output(a)
+    output, writer = new_output(a)
     assert output.last_line() == "running"
-    output.write(b"one\ntwo\n")
-    assert output.last_line() == "two"
-    output.write(b"\x1b[31mthe key is " + KEY.encode())
-    assert output.last_line() == "the key is [key removed]"
+    for printed, shown in {
+        b"one\ntwo\n": "two",
+        b"\x1b[31mthe key is " + KEY.encode(): "the key is [key removed]",
+    }.items():
+        os.write(writer, printed)
+        assert output.take() and output.last_line() == shown
+    os.close(writer)
 
 
 # ================================ Interrupts and ends ================================

@@ -643,8 +643,8 @@ def test_ctrl_c_works_also_for_a_program_with_its_own_handler(serve, tmp_path):
     with interrupt_when((tmp_path / "started").exists):
         a.run("work")
     assert processes("sleep 61.409") == []
-    first, second = results(alive(a, api))
-    assert first["content"].startswith("half-way") and "Not run" in second["content"]
+    contents = [result["content"] for result in results(alive(a, api))]
+    assert contents == [agent.INTERRUPTED, agent.NEVER_STARTED]
     assert not (tmp_path / "second").exists()
 
 
@@ -706,9 +706,9 @@ def test_interrupts_are_put_off_while_they_are_held_and_come_afterwards():
                 done.append("inner")
             done.append("outer")
     assert done == ["inner", "outer"]
-    with interrupts.held():
+    with pytest.raises(SystemExit) as leaving, interrupts.held():
         interrupts.handle(signal.SIGTERM)
-        with pytest.raises(SystemExit) as leaving, interrupts.allowed():
+        with interrupts.allowed():
             done.append("never")
     assert leaving.value.code == 128 + signal.SIGTERM
     assert done == ["inner", "outer"]
@@ -955,27 +955,18 @@ def test_a_call_without_result_is_answered_as_lost_and_a_result_without_call_goe
     assert (kept, hello["text"]) == (answer_to("b"), "hello")
 
 
-@pytest.mark.parametrize("again", ["at once", "later"])
-def test_a_call_that_stands_there_twice_is_sent_once(again):
-    """As in a record of which a line was written twice."""
-    turn = [message("assistant", bash("ls", id="a")), message("user", answer_to("a"))]
-    messages = [message("user", "go"), turn[0], *(turn if again == "at once" else [turn[1], *turn])]
-    sent = agent.repaired(messages)
-    assert problem({"model": "m", "max_tokens": 9, "messages": sent}) == ""
-    calls = [b for m in sent for b in m["content"] if b["type"] == "tool_use"]
-    assert len(calls) == len(results(sent)) == 1
-
-
 def test_whatever_the_messages_are_what_is_sent_is_valid():
     dice = random.Random(7)
+    unused: list[str] = []
 
     def block(role):
-        id = f"id{dice.randrange(4)}"
+        id = unused.pop() if role == "assistant" else f"id{dice.randrange(9)}"
         words = text(dice.choice(["hello", "", " \n"] if role == "user" else ["hello"]))
         return dice.choice([words, bash("ls", id=id) if role == "assistant" else answer_to(id)])
 
     for _ in range(400):
         messages = []
+        unused[:] = [f"id{n}" for n in range(40)][::-1]
         for _ in range(dice.randrange(9)):
             role = dice.choice(["user", "assistant"])
             messages.append(message(role, *(block(role) for _ in range(dice.randint(1, 3)))))

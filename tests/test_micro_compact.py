@@ -38,8 +38,8 @@ def reading(call_id: str, path: str, content: str = "x" * LONG) -> list[dict[str
     return exchange(call_id, content, "read_file", path=path)
 
 
-def saved_as(result: dict[str, Any]) -> str:
-    return f"there/{result['tool_use_id']}.txt"
+def saved_as(call_id: str) -> str:
+    return f"there/{call_id}.txt"
 
 
 def cleared(messages: list[dict[str, Any]], **options: Any) -> list[str]:
@@ -122,9 +122,9 @@ def test_nothing_is_cleared_unless_enough_is_freed_at_once():
 
 def test_without_a_file_that_holds_it_a_result_stays():
     messages = conversation(*(exchange(f"c{n}", "y" * LONG) for n in range(6)))
-    assert agent.micro_compact(messages, saved_as=lambda result: None) is messages
+    assert agent.micro_compact(messages, saved_as=lambda call_id: None) is messages
     only = {"c1": "kept/c1.txt"}
-    assert cleared(messages, saved_as=lambda r: only.get(r["tool_use_id"])) == ["c1"]
+    assert cleared(messages, saved_as=only.get) == ["c1"]
 
 
 def test_what_a_result_says_does_not_decide_what_it_is():
@@ -391,7 +391,7 @@ def test_with_a_cold_cache_all_that_is_old_is_cleared_again(serve, tmp_path):
     a = make_agent(api, tmp_path, clear_at_least=900, keep_recent=1)
     a.model.last_reply = agent.time.monotonic()
     a.run("count")
-    assert a.model.places
+    assert len(a.model.places) > 1
     a.model.last_reply = float("-inf")
     a.run("and now?")
     assert not any("cache_control" in r for r in results(api.requests[-1].messages))

@@ -174,7 +174,7 @@ def as_logged(words):
 
 
 # What the program puts into a request where something is missing.
-OWN = (agent.CUT_OFF.message, agent.BEGINNING_LOST, agent.LOST)
+OWN = (agent.CUT_OFF, agent.BEGINNING_LOST, agent.LOST)
 
 
 def logged(request):
@@ -228,7 +228,7 @@ def shown_part(words, screen):
 
 def states_of(made):
     """What was typed in a conversation, and what became of it."""
-    return [(agent.plain(p.text), p.state, p.attached) for p in made.prompts]
+    return [(agent.plain(p.text), p.state) for p in made.prompts]
 
 
 @contextmanager
@@ -471,7 +471,7 @@ class Conversation:
 
     def ctrl_c_ends_it(self):
         """No press is lost, and what holds signals back lets go."""
-        assert agent.interrupts.is_open and agent.interrupts.depth == 0
+        assert not agent.interrupts.are_held and agent.interrupts.depth == 0
         assert isinstance(self.end, KeyboardInterrupt) == self.pressed
 
     def prompts_have_states(self):

@@ -706,19 +706,6 @@ def test_context_has_a_row_for_each_message_and_adds_up(serve, tmp_path):
     assert "musing" not in said(a) and "\x1b" not in said(a)
 
 
-def test_context_begins_with_the_largest_rows_where_the_screen_is_short(serve, tmp_path):
-    api = serve(["word " * 40 * size + "end." for size in (3, 1, 9, 2)])
-    person = Person(api, tmp_path, size=(12, 80))
-    for prompt in ("one", "two", "three", "four"):
-        person.ask(prompt, "end.")
-    before = len(person.written())
-    person.ask("/context", " tokens; in ")
-    person.leave()
-    table = [ROW.fullmatch(line) for line in person.written()[before:].splitlines()]
-    sizes = [int(row[1].replace(",", "")) for row in table if row]
-    assert len(sizes) == 9 and sizes == sorted(sizes, reverse=True)
-
-
 # ================================ One task, pipes, files ================================
 
 
