@@ -1473,12 +1473,15 @@ class Model:
             raise Stopped(str(failure))
         seconds = waits[tries] if failure.retry_after is None else failure.retry_after
         if seconds > MAX_WAIT:
-            end = time.ctime(time.time() + min(seconds, MANY))
-            raise Stopped(f"The server asks to wait until {end}. {failure}")
+            until = time.ctime(time.time() + min(seconds, MANY))
+            raise Stopped(f"The server asks to wait until {until}. {failure}")
         if tries == 0 or not is_loading:
             self.screen.line(f"[{failure}; trying again in {seconds:g} s]")
-        with interrupts.allowed(), self.screen.waiting(lambda: "waiting"):
-            time.sleep(seconds)
+        end = time.monotonic() + seconds
+        with self.screen.waiting(lambda: "waiting"):
+            while time.monotonic() < end:
+                interrupts.check()
+                time.sleep(0.05)
 
 
 def failure_of(error: Exception, settings: Settings) -> Refused:

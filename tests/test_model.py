@@ -334,10 +334,11 @@ def test_a_server_of_ones_own_needs_no_credential(serve, load, tmp_path):
 def test_a_socks_proxy_without_its_package_is_one_line(start, name):
     if importlib.util.find_spec("socksio"):
         pytest.skip("socksio is installed here, so a SOCKS proxy works")
-    env = {"ANTHROPIC_API_KEY": KEY, "NO_PROXY": "*", name: "socks5h://127.0.0.1:9"}
+    env = {"ANTHROPIC_API_KEY": KEY, name: "socks5h://127.0.0.1:9"}
     done = start("-p", "hi", **env)
     assert (done.status, done.out) == (1, "")
-    assert is_one_line(done.err.splitlines()[0], name, "socksio")
+    [line] = [line for line in done.err.splitlines() if "socksio" in line]
+    assert is_one_line(line, name)
 
 
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "all_proxy"])
