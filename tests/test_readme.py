@@ -558,25 +558,24 @@ def read_twelve(serve, tmp_path, monkeypatch):
     return run
 
 
-def test_what_can_be_changed_of_forgetting_does_what_the_table_says(read_twelve, monkeypatch):
-    rows = {row[0]: (row[1], row[2]) for row in table("you want | set")}
-    never, always, readings, other = rows
-    env = {want: dict(v.split("=") for v in code(cells[0])) for want, cells in rows.items()}
+def test_what_can_be_changed_of_forgetting_does_what_is_said(read_twelve, monkeypatch):
+    change = re.search(r"(?s)\*\*Change it:\*\*(.*?)\n\n", README)[1]
+    never, always, other, readings, _ = code(change)
     limit = {"AGENT_THRESHOLD": "5000"}
     nothing = [False] * 12
+
+    def env(setting):
+        return dict([setting.split("=")])
+
     assert read_twelve() == (nothing, [])
     assert set(read_twelve(**limit)[1]) == {"large"}
-    assert read_twelve(**limit | env[never]) == (nothing, [])
-    assert read_twelve(**env[always]) == ([True] * 4 + [False] * 8, [])
-    assert set(read_twelve(**limit | env[other])[1]) == {"small"}
-    changes = {want: code(cells[1]) for want, cells in rows.items() if cells[1]}
-    assert [want for want, change in changes.items() if len(change) != 2] == []  # from, to
-    for want, (old, new) in changes.items():
-        assert SOURCE.count(f"\n{old} ") == 1, want
-        name, value = new.split(" = ")
-        monkeypatch.setattr(agent, name, int(value))
-    assert list(changes) == [readings]
-    assert read_twelve(**env[always]) == ([True] * 9 + [False] * 3, [])
+    assert read_twelve(**limit | env(never)) == (nothing, [])
+    assert read_twelve(**env(always)) == ([True] * 4 + [False] * 8, [])
+    assert set(read_twelve(**limit | env(other))[1]) == {"small"}
+    name, value = readings.split(" = ")
+    assert SOURCE.count(f"\n{name} = ") == 1
+    monkeypatch.setattr(agent, name, int(value))
+    assert read_twelve(**env(always)) == ([True] * 9 + [False] * 3, [])
 
 
 def test_the_bench_has_the_options_that_it_is_said_to_have():
