@@ -27,6 +27,7 @@ from harness import (
     make_agent,
     processes,
     results,
+    run,
     said,
     terminal,
     texts,
@@ -551,6 +552,21 @@ def test_a_background_job_fills_its_file_only_up_to_the_limit(a, tmp_path, marks
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     assert 500_000 <= sizes[-1] < 700_000 and still_there == pids
+
+
+def test_what_a_job_prints_stands_in_its_file_once(a, tmp_path):
+    """Also a line that had not ended when the call did."""
+    bash(a, "printf half; (until [ -e go ]; do sleep 0.05; done; echo ' and half') &")
+    [file] = kept(tmp_path)
+    assert file.read_bytes() == b"half"
+    (tmp_path / "go").touch()
+    assert until(lambda: file.read_bytes() == b"half and half\n")
+
+
+def test_a_background_job_does_not_keep_the_agent_from_ending(serve, tmp_path, marks):
+    api = serve([batch(f"{marks[0]} & echo started"), "Done."])
+    ended = run(api, tmp_path, "-y", "-p", "Start it.", timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "Done.\n")
 
 
 def test_without_a_record_the_result_says_that_later_output_is_lost(a, tmp_path, marks):

@@ -633,6 +633,7 @@ def test_ctrl_c_in_a_batch_answers_each_call_as_it_was(serve, tmp_path):
     assert second["content"].startswith("half-way\n") and "interrupted" in second["content"]
     assert "Not run" not in second["content"]
     assert "Not run" in third["content"] and not (tmp_path / "third").exists()
+    assert [r.get("is_error") for r in (first, second, third)] == [None, None, True]
     assert not (tmp_path / "late").exists()
 
 
