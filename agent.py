@@ -46,6 +46,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -1062,9 +1063,8 @@ class Transcript:
         self.root = root
         self.settings = settings
         self.screen = screen
-        now = time.time()
-        start = time.strftime("%Y%m%dT%H%M%S", time.gmtime(now)) + f"{int(now % 1 * 1e6):06}"
-        self.id = f"{start}Z-{os.urandom(3).hex()}"
+        start = datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S%fZ")
+        self.id = f"{start}-{os.urandom(3).hex()}"
         self.folder = f"{RECORDS}/{self.id}"  # relative to the working directory
         self.folders = [self.folder]  # and those of the conversations that this one continues
         self.path = root / f"{self.folder}.jsonl"
