@@ -1068,33 +1068,28 @@ class Transcript:
         self.folder = f"{RECORDS}/{self.id}"  # relative to the working directory
         self.folders = [self.folder]  # and those of the conversations that this one continues
         self.path = root / f"{self.folder}.jsonl"
+        self.name: str | None = f"{self.folder}.jsonl"  # None while it can't be written
         self.expected = 0  # bytes that the file has, if nothing was lost
-        self.has_failed = False
-
-    @property
-    def name(self) -> str | None:
-        """The file, relative to the working directory; None if it could not be written."""
-        return None if self.has_failed else f"{self.folder}.jsonl"
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one line at once. Where that is impossible, say so once and go on without."""
+        before = self.size()
         lines = [record]
-        if self.expected == 0 or not self.path.exists():
+        if before == 0:
             lines.insert(0, {"conversation": self.id, "folders": self.folders})
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         data = self.settings.without_key(text).encode("utf-8", "replace")
-        before = self.size()
         self.expected += len(data)  # also if that fails: then the record is not whole
         try:
             with self.open(self.path, "ab") as file:
                 file.write(data)
-            self.has_failed = False
+            self.name = f"{self.folder}.jsonl"
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self.path, before)  # a full disk: no half line stays
-            if not self.has_failed:
+            if self.name:
                 self.screen.line(f"[cannot write {RECORDS} ({error.strerror}): nothing is logged]")
-            self.has_failed = True
+            self.name = None
 
     def size(self) -> int:
         """Bytes of the record where its name says; 0 if it is not there."""
