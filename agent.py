@@ -1173,35 +1173,32 @@ def load(agent: Agent, path: Path) -> int:
             try:
                 if line.strip():
                     take_record(agent, json.loads(line))
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            except Exception:  # whatever else such a line may be
                 broken += 1
-    agent.transcript.folders = list(dict.fromkeys(agent.transcript.folders))
-    agent.messages = without_thinking(agent.messages)
-    agent.accepted.messages = without_thinking(agent.accepted.messages)
     return broken
 
 
 def take_record(agent: Agent, record: dict[str, Any]) -> None:
     """Take one line of a record in. Raises if it is none, and then changes nothing."""
-    new: list[Message] = []
-    if "view" in record:
-        prompts = [Prompt(str(p["text"]), str(p["state"])) for p in plain(record["prompts"])]
-        new = [sound(message) for message in record["messages"]]
-        agent.messages = new
-        agent.prompts = prompts
-    elif "prompt" in record:
+    if "prompt" in record:
         agent.prompts.append(Prompt(str(plain(record["prompt"]))))
     elif "closed" in record:
         close(agent.prompts, str(record["closed"]))
     elif "folders" in record:
         found = [name for name in record["folders"] if re.fullmatch(FOLDER, name)]
-        agent.transcript.folders += found
+        agent.transcript.folders += [n for n in found if n not in agent.transcript.folders]
     elif "lost" not in record:
-        new = [sound(record)]
-        agent.messages += new
-    agent.model.call_ids.update(call["id"] for call in all_blocks(new, "tool_use"))
-    if "view" in record or record.get("role") == "assistant":
-        agent.accepted = Snapshot(list(agent.messages), len(agent.prompts))
+        is_view = "view" in record
+        new = [sound(message) for message in (record["messages"] if is_view else [record])]
+        if is_view:
+            agent.prompts = [
+                Prompt(str(p["text"]), str(p["state"])) for p in plain(record["prompts"])
+            ]
+            agent.messages = []
+        agent.messages += without_thinking(new)
+        agent.model.call_ids.update(call["id"] for call in all_blocks(new, "tool_use"))
+        if is_view or record["role"] == "assistant":
+            agent.accepted = Snapshot(list(agent.messages), len(agent.prompts))
 
 
 def sound(message: Message) -> Message:
