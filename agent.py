@@ -464,17 +464,17 @@ class Agent:
     def run_calls(self, calls: list[Block]) -> None:
         """Run calls in order. Each result is logged as it ends: a kill loses at most one."""
         self.workspace.result_cap = self.budget.result_cap(calls)
-        for index, call in enumerate(calls):
+        for call in calls:
+            if interrupts.waiting:
+                self.add_result(call, NEVER_STARTED, is_error=True)
+                continue
             try:
                 text, is_error = self.run_call(call)
             except (KeyboardInterrupt, SystemExit):
                 text, is_error = INTERRUPTED, False
-                interrupts.waiting = interrupts.waiting or signal.SIGINT
+                interrupts.handle(signal.SIGINT)  # also if it was raised by another handler
             self.add_result(call, text, is_error)
-            if interrupts.waiting:
-                for left in calls[index + 1 :]:
-                    self.add_result(left, NEVER_STARTED, is_error=True)
-                interrupts.check()
+        interrupts.check()
         if self.repeats >= MAX_REPEATS:
             raise Stopped(f"The model repeats one call ({self.repeats} times). Say what to do.")
 
