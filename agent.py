@@ -273,9 +273,9 @@ class Agent:
             except KeyboardInterrupt:  # after Stopped the prompt stays open: "go on" means it
                 if not all_blocks(self.messages[-1:], "tool_result"):  # they say it themselves
                     self.add("user", [text_block(STOPPED_HERE)])
-                self.close_prompts("stopped")
+                self.log({"closed": "stopped"})
                 raise
-            self.close_prompts("done")
+            self.log({"closed": "done"})
             return answer
 
     def meet_server(self) -> None:
@@ -300,20 +300,19 @@ class Agent:
             data = clip(attached, self.budget.result_cap([]), address)
             content.insert(0, text_block("[Standard input]\n" + data))
             prompt += f"\n[Standard input was: {address or data}]"
-        self.prompts.append(Prompt(*plain([prompt])))
-        self.transcript.append({"prompt": self.prompts[-1].text})
+        self.log({"prompt": prompt})
         self.add("user", content)
+
+    def log(self, record: dict[str, Any]) -> None:
+        """Write down what became of a prompt, and take it in as `resume` will."""
+        self.transcript.append(record)
+        take_record(self, record)
 
     def add(self, role: str, content: list[Block]) -> None:
         """Write a message to the transcript, then append it to the view."""
         message: Message = plain({"role": role, "content": content})
         self.transcript.append(message)
         self.messages.append(message)
-
-    def close_prompts(self, state: str) -> None:
-        """Say what became of the open prompts: "done" or "stopped"."""
-        close(self.prompts, state)
-        self.transcript.append({"closed": state})
 
     def work(self) -> str:
         """Let the model work until it answers without calling a tool. Returns the answer."""
@@ -562,13 +561,6 @@ class Agent:
         self.log_view("auto_compact", before)
         self.screen.line(COMPACTED.format(before, after, self.transcript.name or "no file"))
         return True
-
-
-def close(prompts: list[Prompt], state: str) -> None:
-    """Give the open prompts their end: "done" or "stopped"."""
-    for prompt in prompts:
-        if prompt.state == "open":
-            prompt.state = state
 
 
 class Interrupts:
@@ -1183,7 +1175,9 @@ def take_record(agent: Agent, record: dict[str, Any]) -> None:
     if "prompt" in record:
         agent.prompts.append(Prompt(str(plain(record["prompt"]))))
     elif "closed" in record:
-        close(agent.prompts, str(record["closed"]))
+        for prompt in agent.prompts:
+            if prompt.state == "open":
+                prompt.state = str(record["closed"])  # "done" or "stopped"
     elif "folders" in record:
         found = [name for name in record["folders"] if re.fullmatch(FOLDER, name)]
         agent.transcript.folders += [n for n in found if n not in agent.transcript.folders]

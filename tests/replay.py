@@ -391,7 +391,7 @@ def play(a: agent.Agent, step: Step) -> None:
     a.model.last_reply -= step.pause
     a.last_result = ()  # a recorded model may repeat itself
     if step.said:
-        a.close_prompts("done")
+        a.log({"closed": "done"})
         a.begin(step.said, "")
     try:
         a.work()
