@@ -44,7 +44,7 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from itertools import islice
@@ -497,9 +497,7 @@ class Agent:
                 return f"Not run: {verdict.reason}", True
             if change:
                 return self.workspace.apply(change), False
-            if tool.handles_ctrl_c:
-                return str(tool.function(self, **arguments)), False
-            with interrupts.allowed():
+            with nullcontext() if tool.handles_ctrl_c else interrupts.allowed():
                 return str(tool.function(self, **arguments)), False
         except Exception as error:  # of any tool, ours or yours: the model is told, we go on
             return f"Error: {clip(words_of(error), 1000)}", True
