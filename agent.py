@@ -45,7 +45,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
@@ -368,7 +368,7 @@ class Agent:
             after=self.model.places[-1] if self.model.places and enough else "",
         )
         before = self.budget.count(self.messages)
-        after = before if cleared is self.messages else self.budget.count(cleared)
+        after = self.budget.count(cleared)
         self.budget.used = after
 
         past = self.budget.count(self.messages[: self.prompt_start]) - self.budget.count([])
@@ -443,7 +443,7 @@ class Agent:
 
     def secure_record(self) -> None:
         """Write the view again, and long results, if the record has lost something."""
-        if self.messages and self.transcript.size() != self.transcript.expected:
+        if self.transcript.size() != self.transcript.expected:
             for result in all_blocks(self.messages, "tool_result"):
                 self.transcript.keep(result["tool_use_id"], block_text(result))
             self.log_view("written again")
@@ -455,7 +455,7 @@ class Agent:
             {
                 "view": why,
                 "tokens": [before, self.budget.used],
-                "prompts": [asdict(prompt) for prompt in self.prompts],
+                "prompts": [vars(prompt) for prompt in self.prompts],
                 "messages": self.messages,
             }
         )
