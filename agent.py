@@ -1177,8 +1177,9 @@ def take_record(agent: Agent, record: dict[str, Any]) -> None:
             if prompt.state == "open":
                 prompt.state = str(record["closed"])  # "done" or "stopped"
     elif "folders" in record:
-        found = [name for name in record["folders"] if re.fullmatch(FOLDER, name)]
-        agent.transcript.folders += [n for n in found if n not in agent.transcript.folders]
+        known = agent.transcript.folders
+        names = record["folders"]
+        known += [name for name in names if re.fullmatch(FOLDER, name) and name not in known]
     elif "lost" not in record:
         is_view = "view" in record
         new = [sound(message) for message in (record["messages"] if is_view else [record])]
