@@ -197,7 +197,6 @@ class Reply:
     stop_reason: str
     input_tokens: int  # as the server counted them; 0 = it did not say
     cached_tokens: int  # those of them that came from its cache
-    lost_thinking: bool = False  # the server took the request only without the thinking in it
 
     @property
     def calls(self) -> list[Block]:
@@ -388,8 +387,6 @@ class Agent:
         except Refused as refusal:
             reply = self.make_room_and_retry(refusal)
 
-        if reply.lost_thinking:
-            self.messages = without_thinking(self.messages)
         if reply.stop_reason == "refusal":
             self.transcript.append({"lost": reply.text})
             was_taken = self.accepted.prompts == len(self.prompts)
@@ -1339,9 +1336,11 @@ class Model:
     def request(
         self, messages: list[Message], max_tokens: int, model: str = "", is_summary: bool = False
     ) -> Reply:
-        """Send messages until there is a reply; announce each further try."""
+        """Send messages until there is a reply; announce each further try.
+
+        Thinking that the server does not take leaves `messages` for good.
+        """
         tries = 0
-        lost_thinking = False
         while True:
             sent = repaired(messages)
             params: dict[str, Any] = {
@@ -1355,9 +1354,7 @@ class Model:
                 params["cache_control"] = CACHED
                 mark(sent, self.places[-2:])
             try:
-                reply = self.receive(params, is_summary)
-                reply.lost_thinking = lost_thinking
-                return reply
+                return self.receive(params, is_summary)
             except Exception as error:  # of the SDK, httpx2, json: whatever a server can cause
                 interrupts.check()  # pydantic makes errors of a Ctrl-C
                 failure = failure_of(error, self.settings)
@@ -1367,9 +1364,8 @@ class Model:
 
             if failure.says("cache_control") and self.takes_cache_control:
                 self.takes_cache_control = False
-            elif failure.says("signature|thinking") and not lost_thinking:
-                messages = without_thinking(messages)
-                lost_thinking = True
+            elif failure.says("signature|thinking") and messages != without_thinking(messages):
+                messages[:] = without_thinking(messages)
             else:
                 self.wait(failure, tries)
                 tries += 1
