@@ -1080,7 +1080,7 @@ class Transcript:
 
     def size(self) -> int:
         """Bytes of the record where its name says; 0 if it is not there."""
-        return self.path.stat().st_size if self.path.exists() else 0
+        return os.path.getsize(self.path) if os.path.exists(self.path) else 0
 
     def open(self, path: Path, mode: str) -> IO[bytes]:
         """A file for this user alone, unseen by git, and never behind a symbolic link."""
