@@ -2171,14 +2171,15 @@ def visible(text: str, exact: bool = False) -> str:
 
     `exact` is for what is asked about: there, every character can be told from every other.
     """
-    if text.isprintable() and (text.isascii() or not exact):
+    if text.isascii() and text.isprintable():
         return text
-    kept = "\n\t" if exact else "\n\t" + JOINERS
     shown = ""
     for c in text:
-        is_space = unicodedata.category(c) == "Zs" and not exact
-        has_ink = c.isprintable() and not (exact and NO_INK.match(c))
-        shown += c if has_ink or is_space or c in kept else c.encode("unicode_escape").decode()
+        if exact:
+            is_kept = c.isprintable() and not NO_INK.match(c)
+        else:
+            is_kept = c.isprintable() or c in JOINERS or unicodedata.category(c) == "Zs"
+        shown += c if is_kept or c in "\n\t" else c.encode("unicode_escape").decode()
     return shown
 
 
@@ -2191,15 +2192,15 @@ class Permission:
         self.always: set[str] = set()  # what was allowed for good
 
     def __call__(self, call: Block) -> Verdict:
-        changes = TOOLS[call["name"]].changes
-        # "always" means this file tool; of all else, this very call
-        rule = call["name"] if changes else json.dumps([call["name"], call["input"]])
+        rule = which = call["name"]  # "always" means this file tool
+        if not TOOLS[rule].changes:  # of all else, this very call
+            rule = json.dumps([rule, call["input"]])
+            which = "this"
         if not self.is_asking or rule in self.always:
             return Verdict(True)
         if not self.screen.is_terminal:
             self.screen.line("[not run: there is no terminal to ask on; -y runs all unasked]")
             return Verdict(False, "the user cannot be asked (no terminal), and -y was not given")
-        which = call["name"] if changes else "this"
         answer = self.screen.ask(f"  run it? [y]es / [n]o, with a reason / [a]lways {which}: ")
         if answer.lower() in ("a", "always"):
             self.always.add(rule)
