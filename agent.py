@@ -2504,26 +2504,30 @@ def repl(agent: Agent) -> None:
     history = agent.workspace.root / RECORDS / "history"
     if agent.screen.is_terminal:
         load_history(history)
-    waiting: list[str] = []  # what came with a command in one paste
+    waiting = ""  # what came with a command in one paste
     while True:
         try:
-            typed = waiting.pop() if waiting else read_prompt(agent.screen)
-            first, _, rest = typed.strip().partition("\n")
-            if first.strip() in ("exit", "q", "/exit") and not rest:
+            typed = waiting or read_prompt(agent.screen)
+            waiting = ""
+            text = typed.strip()
+            if text in ("exit", "q", "/exit"):
                 return
+            first, _, rest = text.partition("\n")
             command, _, argument = first.strip().partition(" ")
             if command in COMMANDS:
-                waiting += filter(None, [rest])
+                waiting = rest
                 agent = COMMANDS[command](agent, argument.strip())
-            elif re.fullmatch(r"/\w*", typed.strip()):
+            elif re.fullmatch(r"/\w*", text):
                 agent.screen.line(f"[there is no {command}; /help lists what is]")
-            elif typed.strip():
+            elif text:
                 turn(agent, typed)
-            if agent.screen.is_terminal and typed.strip():
+            if agent.screen.is_terminal and text:
                 save_history(history, agent.settings.without_key(typed))
         except KeyboardInterrupt:
             agent.screen.write(agent.screen.notes, "\n")
         except EOFError:
+            if agent.screen.is_terminal:
+                agent.screen.write(agent.screen.notes, "\n")
             return
 
 
@@ -2535,14 +2539,9 @@ def read_prompt(screen: Screen) -> str:
 
         text = screen.typed_ahead.removesuffix("\n")
         screen.typed_ahead = ""
-        readline.set_startup_hook((lambda: readline.insert_text(text)) if text else None)
+        readline.set_startup_hook(lambda: readline.insert_text(text))
         prompt = f"\001{CYAN}\002agent >> \001{RESET}\002" if screen.is_rich else "agent >> "
-    try:
-        typed = input(prompt)
-    except EOFError:
-        if screen.is_terminal:
-            screen.write(screen.notes, "\n")
-        raise
+    typed = input(prompt)
     while sys.stdin.isatty() and select.select([sys.stdin], [], [], 0.02)[0]:
         typed += "\n" + input()
     return typed
@@ -2562,7 +2561,7 @@ def load_history(path: Path) -> None:
 def save_history(path: Path, typed: str) -> None:
     """Add a prompt; where the file is none of ours, none."""
     with suppress(OSError), open(path, "a", encoding="utf-8", opener=private) as file:
-        file.write(" ".join(typed.split("\n")) + "\n")
+        file.write(typed.replace("\n", " ") + "\n")
 
 
 def run_one(agent: Agent, prompt: str) -> int:
