@@ -2241,8 +2241,7 @@ class Screen:
         self.out = text
         self.notes = notes
         self.shows_text = shows_text
-        both = bool(text and notes and text.isatty() and notes.isatty())
-        self.is_terminal = both and sys.stdin.isatty()
+        self.is_terminal = all(file and file.isatty() for file in (text, notes, sys.stdin))
         simple = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
         self.is_rich = bool(notes and notes.isatty() and not simple)
         self.typed_ahead = ""  # while nobody asked
@@ -2278,7 +2277,9 @@ class Screen:
         """A line of the program's own."""
         self.end_text()
         text = visible(text)
-        self.write(self.notes, f"{style}{text}{RESET}\n" if self.is_rich and style else text + "\n")
+        if self.is_rich:
+            text = f"{style}{text}{RESET}"
+        self.write(self.notes, text + "\n")
 
     def call(self, call: Block) -> None:
         argument = one_line(shown_argument(call), SHOWN_CHARS)
