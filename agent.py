@@ -2353,7 +2353,7 @@ class Screen:
         self.write(self.notes, question)
         answer = sys.stdin.readline()
         if not answer.endswith("\n"):
-            self.write(self.notes, "\n")
+            self.line("")
         return answer.strip()
 
 
@@ -2525,10 +2525,10 @@ def repl(agent: Agent) -> None:
             if agent.screen.is_terminal and text:
                 save_history(history, agent.settings.without_key(typed))
         except KeyboardInterrupt:
-            agent.screen.write(agent.screen.notes, "\n")
+            agent.screen.line("")
         except EOFError:
             if agent.screen.is_terminal:
-                agent.screen.write(agent.screen.notes, "\n")
+                agent.screen.line("")
             return
 
 
