@@ -2221,6 +2221,12 @@ INSTALL = (
 NO_KEY = f"""No ANTHROPIC_API_KEY: set it {WHERE}; or set ANTHROPIC_BASE_URL,
 as in ANTHROPIC_BASE_URL=http://localhost:8080, for a server of your own.
 Offline, try: python tests/demo.py"""
+VARIABLES = {  # of these settings; all others are AGENT_...
+    "api_key": "ANTHROPIC_API_KEY",
+    "auth_token": "ANTHROPIC_AUTH_TOKEN",
+    "base_url": "ANTHROPIC_BASE_URL",
+    "model": "MODEL_ID",
+}
 HELP = """/context          show where the tokens are, and what was forgotten
 /compact [focus]  replace the conversation by a summary now
 /clear            begin a new conversation; the old one stays in .transcripts
@@ -2368,29 +2374,20 @@ def read_settings() -> Settings:
     own = dotenv_values(Path(__file__).resolve().with_name(".env"), encoding="utf-8-sig")
     values: dict[str, Any] = {}
     for setting in fields(Settings):
-        name = variable_of(setting.name)
-        value = (os.environ.get(name) or "").strip() or (own.get(name) or "").strip()
-        if value and "int" in str(setting.type):
-            if not value.isdecimal() or len(value) > 12:
-                raise ValueError(f"{name} must be a whole number, not {value!r}: {WHERE}.")
-            values[setting.name] = int(value)
-        elif value:
-            values[setting.name] = value
+        name = VARIABLES.get(setting.name, "AGENT_" + setting.name.upper())
+        value = os.environ.get(name, "").strip() or (own.get(name) or "").strip()
+        is_number = "int" in str(setting.type)
+        if is_number and not re.fullmatch(r"\d{0,12}", value):
+            raise ValueError(f"{name} must be a whole number, not {value!r}: {WHERE}.")
+        if value:
+            values[setting.name] = int(value) if is_number else value
     settings = Settings(**values)
     if not re.match(r"https?://.", settings.url):
-        wrong = f"ANTHROPIC_BASE_URL must begin with http:// or https://, not {settings.url!r}"
-        raise ValueError(f"{wrong}: {WHERE}.")
+        wrong = f"must begin with http:// or https://, not {settings.url!r}: {WHERE}."
+        raise ValueError("ANTHROPIC_BASE_URL " + wrong)
     if not settings.is_own_server and settings.key == "none":
         raise ValueError(NO_KEY)
     return settings
-
-
-def variable_of(setting: str) -> str:
-    """The name of the variable that sets it."""
-    if setting == "model":
-        return "MODEL_ID"
-    prefix = "ANTHROPIC_" if setting in ("api_key", "auth_token", "base_url") else "AGENT_"
-    return prefix + setting.upper()
 
 
 def short(tokens: float) -> str:
