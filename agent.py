@@ -2436,19 +2436,20 @@ def turn(agent: Agent, prompt: str, attached: str = "") -> int:
 def show_context(agent: Agent, _: str) -> Agent:
     """Draw where the tokens are: a row a message."""
     ratio = agent.budget.ratio
-    rows = [(int(agent.budget.fixed * ratio), "system", "system prompt and tools")]
+    rows = [(agent.budget.fixed * ratio, "system", "system prompt and tools")]
     for message in agent.messages:
         texts = []
         for block in message["content"]:
-            call = f"{block['name']} {shown_argument(block)}" if "name" in block else block["type"]
-            texts.append(f"{call} {block_text(block)}")
-        size = int(estimate_tokens(message) * ratio)
-        rows.append((size, message["role"], " | ".join(texts)))
-    largest = max(size for size, _, _ in rows)
+            if block["type"] == "tool_use":
+                texts.append(f"{block['name']} {shown_argument(block)}")
+            else:
+                texts.append(f"{block['type']} {block_text(block)}")
+        rows.append((estimate_tokens(message) * ratio, message["role"], " | ".join(texts)))
+    largest, _, _ = max(rows)
     for size, role, text in rows:
         bar = "#" * round(size / largest * 16)
         width = 300 if RECORDS in text else 43  # an address stays whole
-        agent.screen.line(f"{size:8,} {bar:16} {role:9} {one_line(text, width)}", "")
+        agent.screen.line(f"{size:8,.0f} {bar:16} {role:9} {one_line(text, width)}", "")
     agent.screen.line(status_line(agent))
     return agent
 
