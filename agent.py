@@ -651,9 +651,11 @@ def micro_compact(
     Returns `messages` itself if fewer than `clear_at_least` tokens would be freed.
     """
     pairs = calls_with_results(messages)
-    files = list(used_files(pairs).values())
+    files = used_files(pairs).values()
     kept = [call["id"] for call in files if not TOOLS[call["name"]].changes][:keep_files]
-    recent = max(keep_recent, unanswered_results(messages))
+    replies = [message for message in messages if message["role"] == "assistant"]
+    unanswered = len(all_blocks(replies[-1:], "tool_use"))
+    recent = max(keep_recent, unanswered)
     placeholders: dict[str, str] = {}  # by id of the call
     freed = 0
     calls = [call["id"] for call, _ in pairs]
@@ -676,16 +678,6 @@ def calls_with_results(messages: list[Message]) -> list[tuple[Block, Block]]:
     calls = {call["id"]: call for call in all_blocks(messages, "tool_use")}
     results = all_blocks(messages, "tool_result")
     return [(calls[r["tool_use_id"]], r) for r in results if r["tool_use_id"] in calls]
-
-
-def unanswered_results(messages: list[Message]) -> int:
-    """How many results at the end the model has not replied to yet."""
-    count = 0
-    for message in reversed(messages):
-        if message["role"] == "assistant":
-            break
-        count += len(all_blocks([message], "tool_result"))
-    return count
 
 
 def used_files(pairs: list[tuple[Block, Block]]) -> dict[str, Block]:
