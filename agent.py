@@ -705,8 +705,9 @@ def replace_results(messages: list[Message], texts: dict[str, str]) -> list[Mess
 
 def last_change(before: list[Message], after: list[Message]) -> str:
     """The call whose result is the last that differs."""
-    pairs = zip(all_blocks(before, "tool_result"), all_blocks(after, "tool_result"), strict=True)
-    return str([new["tool_use_id"] for old, new in pairs if old is not new][-1])
+    old = all_blocks(before, "tool_result")
+    new = [result for result in all_blocks(after, "tool_result") if result not in old]
+    return str(new[-1]["tool_use_id"])
 
 
 def without_thinking(messages: list[Message]) -> list[Message]:
