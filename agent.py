@@ -803,9 +803,10 @@ def ask_for_summary(agent: Agent, messages: list[Message], focus: str, model: st
     text = reply.text.strip()
     if reply.is_cut or reply.stop_reason == "refusal":
         raise Stopped("the model did not write it to its end")
-    if not text and reply.calls:
-        raise Stopped("the model called a tool instead of writing it")
-    if not text:  # so answer some servers when the request is too long
+    if not text:
+        if reply.calls:
+            raise Stopped("the model called a tool instead of writing it")
+        # so answer some servers when the request is too long
         raise Refused("the reply was empty", overflow=agent.budget.used > agent.budget.largest)
     if len(text) > 3 * estimate_tokens(messages):
         raise Stopped("it is about as long as what it should replace")
@@ -837,17 +838,15 @@ def compacted_view(agent: Agent, summary: str) -> list[Message]:
     room = agent.budget.room(agent.messages)
     newest = agent.messages[agent.prompt_start + 1 :]
     window = newest_messages(newest, int(room * WINDOW_SHARE), agent.transcript.address)
-    content = []
     asked = said_in(agent.prompts, "open")
-    if asked:
-        request = clip(asked, int(room * PROMPT_SHARE), agent.transcript.name)
-        if request != asked:
-            agent.screen.line(PROMPT_IS_CUT)
-            request += ONLY_A_PART
-        content.append(text_block(REQUEST + request))
+    request = clip(asked, int(room * PROMPT_SHARE), agent.transcript.name)
+    if request != asked:
+        agent.screen.line(PROMPT_IS_CUT)
+        request += ONLY_A_PART
+    content = [text_block(REQUEST + request)] if asked else []
     left = max(room - size_of(window) - size_of(content), room // 4)
-    content.insert(0, text_block(memory(agent, summary, left)))
-    return [{"role": "user", "content": content}, *window]
+    first = text_block(memory(agent, summary, left))
+    return [{"role": "user", "content": [first, *content]}, *window]
 
 
 def memory(agent: Agent, summary: str, room: int) -> str:
@@ -912,7 +911,7 @@ def newest_messages(
     If not even the last call fits, it stays with its results cut, or goes.
     """
     window: list[Message] = []
-    for start in range(len(messages) - 1, -1, -1):
+    for start in reversed(range(len(messages))):
         if messages[start]["role"] == "assistant":
             if window and size_of(messages[start:]) > room:
                 break
@@ -922,10 +921,10 @@ def newest_messages(
     results = all_blocks(window, "tool_result")
     if results and size_of(window) > room:
         cap = room // 2 // len(results)
-        ids = [result["tool_use_id"] for result in results]
-        texts = {
-            i: clip(block_text(r), cap, saved_as(i)) for i, r in zip(ids, results, strict=True)
-        }
+        texts = {}
+        for result in results:
+            name = result["tool_use_id"]
+            texts[name] = clip(block_text(result), cap, saved_as(name))
         window = replace_results(window, texts)
     return window if size_of(window) <= 2 * room else []
 
