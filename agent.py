@@ -629,7 +629,6 @@ interrupts = Interrupts()
 
 MIN_CHARS = 300  # a shorter result is hardly longer than its placeholder
 KEEP_FILES = 8  # files whose newest reading stays: an edit needs the exact text
-PLACEHOLDER = "[Previous: used {tool}; whole output in {path}]"
 BEGINNING = "the first block"  # as a place, beside the ids of calls
 CLEARED = "[micro_compact: {:,} -> {:,} tokens; each cleared result is whole in {}/]"
 
@@ -656,7 +655,7 @@ def micro_compact(
     replies = [message for message in messages if message["role"] == "assistant"]
     unanswered = len(all_blocks(replies[-1:], "tool_use"))
     recent = max(keep_recent, unanswered)
-    placeholders: dict[str, str] = {}  # by id of the call
+    placeholders = {}  # by id of the call
     freed = 0
     calls = [call["id"] for call, _ in pairs]
     start = calls.index(after) + 1 if after in calls else 0
@@ -664,7 +663,7 @@ def micro_compact(
         text = block_text(result)
         path = saved_as(call["id"])
         if len(text) > MIN_CHARS and path and call["id"] not in kept and "is_error" not in result:
-            placeholder = PLACEHOLDER.format(tool=call["name"], path=path)
+            placeholder = f"[Previous: used {call['name']}; whole output in {path}]"
             placeholders[call["id"]] = placeholder
             freed += estimate_tokens(text) - estimate_tokens(placeholder)
 
@@ -743,7 +742,6 @@ EARLIER = {
     "done": "\n\nWhat the user said earlier; handled already, but rules in it still hold:",
     "stopped": "\n\nWhat the user said and then stopped; do not go on with it unasked:",
 }
-EDITS = ", not shown whole; what the last edits put into it"
 FILES = "\n\nFiles that were worked on, as they are on disk now (`| ` is not part of them):"
 REQUEST = "The user's open request. Go on with it from where the work stands:\n"
 ONLY_A_PART = "\n[Only a part of it fits here: read the rest, or say what you did not see.]"
@@ -883,7 +881,7 @@ def files_on_disk(agent: Agent, room: int) -> str:
         title = one_line(path, 300)
         text = agent.workspace.small_text(path, each)
         if not text:
-            title += EDITS
+            title += ", not shown whole; what the last edits put into it"
             text = last_edits(pairs, path, each)
         shown = f"\n{title}:" + quote(agent.settings.without_key(text))
         if text and size_of(found + shown) <= room:
@@ -2481,7 +2479,7 @@ def show_help(agent: Agent, _: str) -> Agent:
     return agent
 
 
-COMMANDS: dict[str, Callable[[Agent, str], Agent]] = {
+COMMANDS = {
     "/context": show_context,
     "/compact": compact_now,
     "/clear": clear,
