@@ -2542,8 +2542,7 @@ def load_history(path: Path) -> None:
 
     with suppress(OSError):
         if is_plain(path):
-            lines = path.read_text("utf-8", "replace").splitlines()
-            for line in lines[-1_000:]:
+            for line in path.read_text("utf-8", "replace").splitlines()[-1_000:]:
                 readline.add_history(visible(line))
 
 
