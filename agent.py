@@ -2341,7 +2341,7 @@ class Screen:
         import termios
 
         with self.modes_kept(termios.ICANON):  # else a line that has not ended cannot be read
-            while select.select([sys.stdin], [], [], 0)[0]:
+            while has_input(0):
                 typed = os.read(sys.stdin.fileno(), 4096)
                 self.typed_ahead += typed.decode("utf-8", "replace")
                 if not typed:
@@ -2351,6 +2351,11 @@ class Screen:
         if not answer.endswith("\n"):
             self.line("")
         return answer.strip()
+
+
+def has_input(seconds: float) -> bool:
+    """Is there something to read on standard input, or its end, within that time?"""
+    return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
 def read_settings() -> Settings:
@@ -2531,7 +2536,7 @@ def read_prompt(screen: Screen) -> str:
         readline.set_startup_hook(lambda: readline.insert_text(text))
         prompt = f"\001{CYAN}\002agent >> \001{RESET}\002" if screen.is_rich else "agent >> "
     typed = input(prompt)
-    while sys.stdin.isatty() and select.select([sys.stdin], [], [], 0.02)[0]:
+    while sys.stdin.isatty() and has_input(0.02):
         typed += "\n" + input()
     return typed
 
@@ -2558,7 +2563,7 @@ def run_one(agent: Agent, prompt: str) -> int:
     if prompt == "-":
         prompt = sys.stdin.read()
     elif not stat.S_ISCHR(os.fstat(sys.stdin.fileno()).st_mode):  # a pipe, a file
-        if not select.select([sys.stdin], [], [], 1.5)[0]:
+        if not has_input(1.5):
             agent.screen.line(
                 "[waiting for the end of standard input; </dev/null if there is none]"
             )
