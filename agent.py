@@ -1660,7 +1660,7 @@ ESCAPES = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(\x07|\x1b\\)|[ -/]*[0-~]?)"
     r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"  # and other control characters
 )
-TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
 SHOWN_CHARS = 200  # of an argument, in the line of the call
 
 
@@ -1699,26 +1699,29 @@ class Tool:
     handles_ctrl_c: bool = False  # else Ctrl-C may end it anywhere
 
     def arguments(self) -> dict[str, inspect.Parameter]:
-        return dict(list(inspect.signature(self.function).parameters.items())[1:])
+        signature = inspect.signature(self.function, eval_str=True)
+        return dict(list(signature.parameters.items())[1:])
 
     def description(self, name: str) -> dict[str, Any]:
         """The tool as the API wants it described."""
         arguments = self.arguments()
-        schema = {
-            "type": "object",
-            "properties": {n: {"type": TYPES[type_name(a)]} for n, a in arguments.items()},
-            "required": [n for n, a in arguments.items() if a.default is a.empty],
+        return {
+            "name": name,
+            "description": one_line(self.function.__doc__ or "", 2_000),
+            "input_schema": {
+                "type": "object",
+                "properties": {n: {"type": TYPES[a.annotation]} for n, a in arguments.items()},
+                "required": [n for n, a in arguments.items() if a.default is a.empty],
+            },
         }
-        words = one_line(self.function.__doc__ or "", 2_000)
-        return {"name": name, "description": words, "input_schema": schema}
 
     def checked(self, call: Block) -> dict[str, Any]:
         """The arguments of a call. ValueError: one is missing or of another type."""
         checked = {}
         for name, argument in self.arguments().items():
             value = call["input"].get(name)
-            wanted = type_name(argument)
-            if type(value).__name__ in (wanted, "int" if wanted == "float" else wanted):
+            wanted = argument.annotation
+            if type(value) in (wanted, int if wanted is float else wanted):
                 checked[name] = value
             elif value is not None or argument.default is argument.empty:
                 given = "it is missing" if value is None else f"not {one_line(repr(value), 40)}"
@@ -1732,11 +1735,6 @@ class Tool:
             if name != self.shown or (self.asks and one_line(str(value), SHOWN_CHARS) != value):
                 lines += [f"{name}: {line}" for line in str(value).split("\n")]
         return lines
-
-
-def type_name(argument: inspect.Parameter) -> str:
-    """The annotation of an argument, be it a type or its name."""
-    return str(getattr(argument.annotation, "__name__", argument.annotation))
 
 
 def shown_argument(call: Block) -> str:
