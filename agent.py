@@ -1673,17 +1673,18 @@ class Change:
     old: bytes | None  # None: there is no such file
     new: bytes
     done: str  # the result
-
-    is_link: bool  # does the path lead to a file of another name?
+    root: Path  # the working directory
 
     def diff(self) -> list[str]:
         """What would change, byte by byte, as lines; first the file, if a link leads to it."""
-        lines = [f"it leads to {self.file}"] if self.is_link else []
+        lines = []
+        if one_line(self.path, SHOWN_CHARS) != self.path:
+            lines.append(f"path: {self.path}")
+        if str(self.file) != os.path.normpath(self.root / self.path):
+            lines.append(f"it leads to {self.file}")
         for line in changed_lines(byte_lines(self.old or b""), byte_lines(self.new)):
             data = line.encode("utf-8", "surrogateescape")
             lines.append(data.decode("utf-8", "backslashreplace"))
-        if one_line(self.path, SHOWN_CHARS) != self.path:
-            lines.insert(0, f"path: {self.path}")
         return lines
 
 
@@ -1764,11 +1765,6 @@ class Workspace:
         if file.is_relative_to(self.root / RECORDS) and file != self.root / MEMORY:
             raise ValueError(f"in {RECORDS} only MEMORY.md may be written: the rest is a record")
         return file
-
-    def change(self, path: str, old: bytes | None, new: bytes, done: str) -> Change:
-        file = self.writable(path)
-        is_link = str(file) != os.path.normpath(self.root / path)
-        return Change(file, path, old, new, done, is_link)
 
     def open(self, path: str) -> IO[bytes]:
         """A plain file, open. ValueError: one sentence on what else it is."""
@@ -2025,13 +2021,14 @@ def write_file(agent: Agent, path: str, content: str) -> Change:
     new = content.encode()
     done = "Created" if old is None else f"Replaced the {len(old):,} bytes of"
     done += f" {path}: now {len(new):,} bytes, {len(content.splitlines())} lines."
-    return agent.workspace.change(path, old, new, done)
+    return Change(file, path, old, new, done, agent.workspace.root)
 
 
 def edit_file(
     agent: Agent, path: str, old_text: str, new_text: str, replace_all: bool = False
 ) -> Change:
     """Replace old_text by new_text in a file. It must occur exactly once, or give replace_all."""
+    file = agent.workspace.writable(path)
     data = agent.workspace.content(path)
     old = old_text.replace("\r\n", "\n").encode()
     new = new_text.replace("\r\n", "\n").encode()
@@ -2060,7 +2057,7 @@ def edit_file(
     if edited.replace(CRLF, LF) != wanted:
         raise ValueError(f"{path} has different line ends in these places; change it with bash")
     done = f"Edited {path}: {data.count(old)} replaced, the first on line {line}."
-    return agent.workspace.change(path, data, edited, done)
+    return Change(file, path, data, edited, done, agent.workspace.root)
 
 
 def replace_file(file: Path, data: bytes) -> None:

@@ -324,7 +324,7 @@ def replayed(tool: agent.Tool) -> agent.Tool:
         old = known_content(a, args["path"])
         new = content_after(args, text, old).encode("utf-8", "replace")
         file = a.workspace.root / args["path"]
-        change = agent.Change(file, args["path"], old or None, new, text)
+        change = agent.Change(file, args["path"], old or None, new, text, a.workspace.root)
         if tool.changes:
             return change
         with suppress(OSError, ValueError):
