@@ -1744,13 +1744,13 @@ def shown_argument(call: Block) -> str:
     return str(call["input"].get(tool.shown, "")) if tool else ""
 
 
+@dataclass
 class Workspace:
     """The working directory, and which contents of files the model knows."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.result_cap = 24_000  # bytes that one result of the running batch may have
-        self.known = {b""}  # contents that the model has seen whole, or written
+    root: Path
+    result_cap: int = 24_000  # bytes that one result of the running batch may have
+    known: set[bytes] = field(default_factory=set)  # seen by the model as a whole, or written
 
     def resolve(self, path: str) -> Path:
         """The file that a path names, links resolved. ValueError: it is outside."""
@@ -1775,20 +1775,19 @@ class Workspace:
             raise ValueError(f"{path} is a pipe or a device, not a file")
         return file.open("rb")
 
-    def content(self, path: str) -> bytes:
-        """The whole of a plain file, if it fits into memory."""
+    def content(self, path: str, limit: int = MAX_FILE) -> bytes:
+        """The whole of a plain file of at most `limit` bytes."""
         with self.open(path) as file:
-            data = file.read(MAX_FILE + 1)
-        if len(data) > MAX_FILE:
-            raise ValueError(f"{path} has more than {MAX_FILE:,} bytes; use bash")
+            data = file.read(limit + 1)
+        if len(data) > limit:
+            raise ValueError(f"{path} has more than {limit:,} bytes; use bash")
         return data
 
     def small_text(self, path: str, size: int) -> str:
         """A text of at most `size` bytes; "" if it is something else."""
-        with suppress(ValueError, OSError), self.open(path) as file:
-            data = file.read(size + 1)
-            if len(data) <= size and b"\0" not in data:
-                return data.decode()
+        with suppress(ValueError, OSError):
+            text = self.content(path, size).decode()
+            return "" if "\0" in text else text
         return ""
 
     def apply(self, change: Change) -> str:
@@ -1799,7 +1798,7 @@ class Workspace:
             raise ValueError(f"{change.path} was changed meanwhile: not written; read it again")
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, change.new)
-        if change.old is None or change.old in self.known:
+        if not change.old or change.old in self.known:
             self.known.add(change.new)
         return change.done
 
@@ -1885,6 +1884,7 @@ def kill_session(shell: subprocess.Popen[bytes]) -> None:
     shell.wait()
 
 
+@dataclass
 class Output:
     """What a command prints, on its way through a pipe into a file: without the key, without our
     own record.
@@ -1893,14 +1893,13 @@ class Output:
     the file has no name: a search through the tree can't meet its own output.
     """
 
-    def __init__(self, pipe: Any, settings: Settings, hides_record: bool) -> None:
-        self.pipe = pipe
-        self.settings = settings
-        self.hides_record = hides_record
-        self.file: IO[bytes] = tempfile.TemporaryFile(buffering=0)
-        self.is_open = True  # does somebody still hold the other end of the pipe?
-        self.size = 0  # bytes in the file
-        self.rest = b""  # the line that has not ended yet
+    pipe: Any
+    settings: Settings
+    hides_record: bool
+    file: IO[bytes] = field(default_factory=lambda: tempfile.TemporaryFile(buffering=0))
+    is_open: bool = True  # does somebody still hold the other end of the pipe?
+    size: int = 0  # bytes in the file
+    rest: bytes = b""  # the line that has not ended yet
 
     def take(self, patience: float | None = None) -> bool:
         """Wait for output (seconds; None: until it comes), and take it. Is there any?"""
@@ -2013,7 +2012,7 @@ def write_file(agent: Agent, path: str, content: str) -> Change:
     you have read whole."""
     file = agent.workspace.writable(path)
     old = agent.workspace.content(path) if file.exists() else None
-    if old is not None and old not in agent.workspace.known:
+    if old and old not in agent.workspace.known:
         raise ValueError(
             f"{path} exists, and you have not read all of its {len(old):,} bytes as they are now: "
             "read it first; if it is too long or no UTF-8 text, change it with edit_file"
