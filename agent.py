@@ -1820,33 +1820,30 @@ def bash(agent: Agent, command: str, timeout: float = 0) -> str:
             finally:
                 if shell.returncode is None:
                     kill_session(shell)
-            output.drain(patience=1.0 if ending else 0)
-    text = readable(output.both_ends()) or "(no output)"
-    text += f"\n[{ending or how_it_ended(shell.returncode)}]"
+            output.drain(patience=0.5 if ending else 0)
+    status = shell.returncode
+    if not ending:
+        ending = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+    text = f"{readable(output.both_ends()) or '(no output)'}\n[{ending}]"
     if output.size > MIN_CHARS or output.is_open:
         name = agent.running["id"]
         agent.transcript.fill(name, output.pieces())
         address = agent.transcript.address(name)
         if output.is_open:
-            output.go_on_in(agent.workspace.root / (address or os.devnull))
+            path = agent.workspace.root / (address or os.devnull)
+            threading.Thread(target=output.follow, args=[path], daemon=True).start()
             text += f"\n[what runs on in the background prints to {address or 'nowhere'}]"
     return text
-
-
-def how_it_ended(status: int) -> str:
-    """The exit status of a command, in words."""
-    return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
 
 
 def start_shell(command: str, root: Path) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own: nothing of it can reach the user's terminal."""
     env = {n: value for n, value in os.environ.items() if not n.startswith("ANTHROPIC_")}
     if "/environments-v" in sys.prefix:  # uv made it for this file alone
-        folders = env.get("PATH", "").split(os.pathsep)
-        env["PATH"] = os.pathsep.join(f for f in folders if not f.startswith(sys.prefix))
+        env["PATH"] = env.get("PATH", "").replace(f"{sys.prefix}/bin:", "")
         env.pop("VIRTUAL_ENV", None)
     return subprocess.Popen(
-        [shutil.which("bash") or "bash", "-c", "--", command.encode()],
+        ["bash", "-c", "--", command.encode()],
         cwd=root,
         env=env | PLAIN_OUTPUT,
         start_new_session=True,
@@ -1924,19 +1921,14 @@ class Output:
 
     def drain(self, patience: float) -> None:
         """Take what an ended command has left; `patience`: seconds in which others may end."""
-        left = 3  # a full pipe, its end, and what came between
-        while left and self.take(patience):
-            left -= 1
+        for _ in range(3):  # a full pipe, what came between, and its end
+            self.take(patience)
         self.put(self.rest)
         self.rest = b""
 
-    def go_on_in(self, path: Path) -> None:
+    def follow(self, path: Path) -> None:
         """Write there what background jobs print, up to the limit; after that they must wait."""
-        self.file = open(path, "ab", buffering=0)  # noqa: SIM115
-        threading.Thread(target=self.follow, daemon=True).start()
-
-    def follow(self) -> None:
-        with suppress(OSError):
+        with suppress(OSError), open(path, "ab", buffering=0) as self.file:
             while self.size < MAX_OUTPUT and self.take():
                 pass
             self.put(self.rest)

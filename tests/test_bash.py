@@ -705,7 +705,7 @@ def test_a_second_ctrl_c_takes_nothing_from_what_the_first_one_left(serve, tmp_p
     assert answers(api) == [f"begun\n{INTERRUPTED}"]
 
 
-@pytest.mark.parametrize("moment", ["how_it_ended", "drain", "readable", "fill", "add_result"])
+@pytest.mark.parametrize("moment", ["both_ends", "drain", "readable", "fill", "add_result"])
 def test_ctrl_c_after_the_end_of_a_command_leaves_its_result_as_it_ended(serve, tmp_path, moment):
     api = serve([batch("seq 1 200; exit 3", "touch never"), "Here."])
     a = make_agent(api, tmp_path)
