@@ -47,7 +47,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -1943,14 +1943,13 @@ class Output:
 
     def both_ends(self) -> bytes:
         """All of it; of a very long output beginning and end."""
-        self.file.seek(0)
-        data = self.file.read(MAX_SHOWN)
-        self.file.seek(max(self.size - MAX_SHOWN, MAX_SHOWN))
-        return data + self.file.read(MAX_SHOWN)
+        file = self.file.fileno()
+        tail = os.pread(file, MAX_SHOWN, max(self.size - MAX_SHOWN, MAX_SHOWN))
+        return os.pread(file, MAX_SHOWN, 0) + tail
 
     def last_line(self) -> str:
         """For the screen, while it runs."""
-        end = os.pread(self.file.fileno(), 300, max(self.size - 300, 0)) + self.rest[-300:]
+        end = self.both_ends()[-300:] + self.rest[-300:]
         return readable(end).strip().rpartition("\n")[2] or "running"
 
 
@@ -1959,9 +1958,9 @@ def readable(output: bytes) -> str:
     lines = []
     for line in ESCAPES.sub("", output.decode("utf-8", "replace")).split("\n"):
         parts = [part for part in line.split("\r") if part] or [""]
-        words = [re.sub(r"[^A-Za-z]+", " ", part).strip() for part in parts]
         # A newer state has the same words: it differs in numbers and bars. Other parts are lines.
-        lines += [p for i, p in enumerate(parts) if words[i : i + 1] != words[i + 1 : i + 2]]
+        for _, states in groupby(parts, lambda part: re.findall("[A-Za-z]+", part)):
+            lines.append(list(states)[-1])
     return "\n".join(lines).strip("\n")
 
 
