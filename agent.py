@@ -47,7 +47,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
@@ -1969,32 +1969,30 @@ def read_file(agent: Agent, path: str, offset: int = 1, limit: int = 2_000) -> s
     lines."""
     if offset < 1 or limit < 1:
         raise ValueError("offset and limit are counted from 1")
-    workspace = agent.workspace
-    data = b""
-    number = 0
-    end = 0  # bytes up to the last line that is shown
-    with workspace.open(path) as file:
-        size = os.fstat(file.fileno()).st_size
+    cap = agent.workspace.result_cap
+    before = 0  # lines before the first that is shown
+    after = offset + 1  # the number of the line after the last that is shown
+    with agent.workspace.open(path) as file:
         if b"\0" in file.read(8_000):
             raise ValueError(f"{path} is a binary file; use bash: file, xxd, strings")
         file.seek(0)
-        lines = iter(lambda: file.readline(MAX_FILE), b"")
-        for number, line in enumerate(islice(lines, offset - 1 + limit), 1):
-            if data and len(data) + len(line) > workspace.result_cap - 300:  # for the note
-                number -= 1
-                break
-            if number >= offset:
-                data += line
-                end = file.tell()
-    if not data and size:
-        raise ValueError(f"{path} has {number} lines: there is no line {offset}")
+        while before < offset - 1 and file.readline(MAX_FILE):
+            before += 1
+        data = file.readline(MAX_FILE)
+        line = file.readline(MAX_FILE)
+        while line and after < offset + limit and len(data + line) <= cap - 300:  # for the note
+            data += line
+            after += 1
+            line = file.readline(MAX_FILE)
+    if before and not data:
+        raise ValueError(f"{path} has {before} lines: there is no line {offset}")
     text = data.decode("utf-8", "replace")
-    seen = clip(agent.settings.without_key(text), workspace.result_cap)
-    if offset == 1 and end == size and seen.encode() == data:
-        workspace.known.add(data)
+    seen = clip(agent.settings.without_key(text), cap)
+    if offset == 1 and not line and seen.encode() == data:
+        agent.workspace.known.add(data)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").removesuffix("\n")
-    if end < size:
-        text += f"\n[lines {offset} to {number}; more: read on with offset={number + 1}]"
+    if line:
+        text += f"\n[lines {offset} to {after - 1}; more: read on with offset={after}]"
     return text or "(nothing: the lines are empty)"
 
 
