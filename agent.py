@@ -2038,8 +2038,8 @@ def edit_file(
     wanted = seen.replace(old, new)
     if old.replace(LF, CRLF) in data:
         old = old.replace(LF, CRLF)
-    end = data.find(LF, data.find(old))
-    if data[end - 1 : end] == b"\r" or (end < 0 and CRLF in data):  # line ends as they are there
+    around = data[data.find(old) :] + data
+    if around[: around.find(LF) + 1].endswith(CRLF):  # line ends as they are there
         new = new.replace(LF, CRLF)
     edited = data.replace(old, new)
     if edited.replace(CRLF, LF) != wanted:
@@ -2056,19 +2056,17 @@ def replace_file(file: Path, data: bytes) -> None:
     """
     before = file.stat() if file.exists() else None
     if before and not os.access(file, os.W_OK):
-        raise PermissionError(13, "Permission denied", str(file))
+        raise ValueError(f"Permission denied: {file}")
     new = file.with_name(f".new-{os.urandom(6).hex()}")
     try:
         with open(new, "xb", opener=private if before else None) as made:
             made.write(data)
-        if before is None:
-            new.replace(file)
-            return
         try:
-            os.chown(new, before.st_uid, before.st_gid)
-            shutil.copystat(file, new)  # mode, access lists
-            os.utime(new)
-            if before.st_nlink > 1:
+            if before:
+                os.chown(new, before.st_uid, before.st_gid)
+                shutil.copystat(file, new)  # mode, access lists
+                os.utime(new)
+            if before and before.st_nlink > 1:
                 raise OSError("it has other names")
             new.replace(file)
         except OSError:
@@ -2086,12 +2084,10 @@ def byte_lines(data: bytes) -> list[str]:
 
 def changed_lines(before: list[str], after: list[str]) -> list[str]:
     """The lines that differ, with two around them. Much that differs is listed, not compared."""
-    start = max(len(os.path.commonprefix([before, after])) - 2, 0)
-    before = before[start:]
-    after = after[start:]
-    end = max(len(os.path.commonprefix([before[::-1], after[::-1]])) - 2, 0)
-    before = before[: len(before) - end]
-    after = after[: len(after) - end]
+    for _ in range(2):  # cut off what is alike, turn both around, and the same at the other end
+        alike = max(len(os.path.commonprefix([before, after])) - 2, 0)
+        before = before[alike:][::-1]
+        after = after[alike:][::-1]
     if len(before) + len(after) > 2_000:
         return ["-" + line for line in before] + ["+" + line for line in after]
     diff = list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]
@@ -2100,9 +2096,7 @@ def changed_lines(before: list[str], after: list[str]) -> list[str]:
 
 def words_of(error: Exception) -> str:
     """What an error says, in a sentence for the model."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
+    return re.sub(r"^\[Errno \d+\] ", "", str(error)) or type(error).__name__
 
 
 TOOLS = {
