@@ -1653,8 +1653,7 @@ MAX_TIMEOUT = 3_600  # seconds
 LF = b"\n"
 CRLF = b"\r\n"
 PIPE_SIZE = 65_536  # bytes that a pipe may hold when its command has ended
-PLAIN_OUTPUT = {"PAGER": "cat", "GIT_PAGER": "cat", "TERM": "dumb", "NO_COLOR": "1"}
-PLAIN_OUTPUT["GIT_TERMINAL_PROMPT"] = "0"
+PLAIN_OUTPUT = {"PAGER": "cat", "TERM": "dumb", "NO_COLOR": "1", "GIT_TERMINAL_PROMPT": "0"}
 RECORD_LINE = re.compile(rb"(?m)^(\S*/)?\.transcripts/.*\n?")
 ESCAPES = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(\x07|\x1b\\)|[ -/]*[0-~]?)"
@@ -2096,7 +2095,7 @@ def changed_lines(before: list[str], after: list[str]) -> list[str]:
 
 def words_of(error: Exception) -> str:
     """What an error says, in a sentence for the model."""
-    return re.sub(r"^\[Errno \d+\] ", "", str(error)) or type(error).__name__
+    return re.sub(r"^\[Errno -?\d+\] ", "", str(error)) or type(error).__name__
 
 
 TOOLS = {
