@@ -28,6 +28,7 @@ import argparse
 import difflib
 import importlib.util
 import inspect
+import io
 import json
 import os
 import re
@@ -1086,15 +1087,16 @@ class Transcript:
     def keep(self, name: str, text: str) -> str | None:
         """Keep a long text as a file, unless a command's output is already there. Its address."""
         if len(text) > MIN_CHARS and self.address(name) is None:
-            self.fill(name, [text.encode("utf-8", "replace")])
+            self.fill(name, io.BytesIO(text.encode("utf-8", "replace")))
         return self.address(name)
 
-    def fill(self, name: str, pieces: Iterable[bytes]) -> None:
-        """Make a file of these pieces; on a full disk there is none."""
+    def fill(self, name: str, source: IO[bytes]) -> None:
+        """Make a file with all that is in another; on a full disk there is none."""
         path = self.root / self.folder / f"{name}.txt"
         try:
+            source.seek(0)
             with self.open(path, "xb") as file:
-                file.writelines(pieces)
+                shutil.copyfileobj(source, file)
         except OSError:
             with suppress(OSError):
                 path.unlink()
@@ -1826,7 +1828,7 @@ def bash(agent: Agent, command: str, timeout: float = 0) -> str:
     text = f"{readable(output.both_ends()) or '(no output)'}\n[{ending}]"
     if output.size > MIN_CHARS or output.is_open:
         name = agent.running["id"]
-        agent.transcript.fill(name, output.pieces())
+        agent.transcript.fill(name, output.file)
         address = agent.transcript.address(name)
         if output.is_open:
             path = agent.workspace.root / (address or os.devnull)
@@ -1933,12 +1935,6 @@ class Output:
             self.put(self.rest)
         if self.is_open:
             threading.Event().wait()  # for ever: if the pipe were closed, the job would die
-
-    def pieces(self) -> Iterator[bytes]:
-        """All of it, piece by piece."""
-        self.file.seek(0)
-        while data := self.file.read(1 << 20):
-            yield data
 
     def both_ends(self) -> bytes:
         """All of it; of a very long output beginning and end."""
