@@ -1814,14 +1814,14 @@ def bash(agent: Agent, command: str, timeout: float = 0) -> str:
         raise ValueError(f"timeout must be more than 0 and at most {MAX_TIMEOUT:,} seconds")
     with agent.screen.modes_kept():
         shell = start_shell(command, agent.workspace.root)
-        output = Output(shell.stdout, agent.settings, hides_record=RECORDS not in command)
-        with agent.screen.waiting(output.last_line):
-            try:
+        try:
+            output = Output(shell.stdout, agent.settings, hides_record=RECORDS not in command)
+            with agent.screen.waiting(output.last_line):
                 ending = watch(shell, output, limit)
-            finally:
-                if shell.returncode is None:
-                    kill_session(shell)
-            output.drain(patience=0.5 if ending else 0)
+        finally:
+            if shell.returncode is None:
+                kill_session(shell)
+        output.drain(patience=0.5 if ending else 0)
     status = shell.returncode
     if not ending:
         ending = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
@@ -2061,8 +2061,8 @@ def replace_file(file: Path, data: bytes) -> None:
                 os.chown(new, before.st_uid, before.st_gid)
                 shutil.copystat(file, new)  # mode, access lists
                 os.utime(new)
-            if before and before.st_nlink > 1:
-                raise OSError("it has other names")
+                if before.st_nlink > 1:
+                    raise OSError("it has other names")
             new.replace(file)
         except OSError:
             new.unlink()  # its room is needed
