@@ -1907,32 +1907,27 @@ class Output:
         self.is_open = bool(data)
         text = (self.rest + data).decode("utf-8", "surrogateescape")  # keeps all bytes
         data = self.settings.without_key(text).encode("utf-8", "surrogateescape")
-        end = data.rfind(LF) + 1
+        end = data.rfind(LF) + 1 if self.is_open else len(data)
         if len(data) - end > MAX_SHOWN:  # a line without an end; half a key may stand there
             end = len(data) - 1_000
-        self.put(data[:end])
         self.rest = data[end:]
-        return self.is_open
-
-    def put(self, data: bytes) -> None:
+        data = data[:end]
         if self.hides_record and b".transcripts/" in data:
             data = RECORD_LINE.sub(b"", data)
         self.file.write(data)
         self.size += len(data)
+        return self.is_open
 
     def drain(self, patience: float) -> None:
         """Take what an ended command has left; `patience`: seconds in which others may end."""
         for _ in range(3):  # a full pipe, what came between, and its end
             self.take(patience)
-        self.put(self.rest)
-        self.rest = b""
 
     def follow(self, path: Path) -> None:
         """Write there what background jobs print, up to the limit; after that they must wait."""
         with suppress(OSError), open(path, "ab", buffering=0) as self.file:
             while self.size < MAX_OUTPUT and self.take():
                 pass
-            self.put(self.rest)
         if self.is_open:
             threading.Event().wait()  # for ever: if the pipe were closed, the job would die
 
@@ -1940,12 +1935,11 @@ class Output:
         """All of it; of a very long output beginning and end."""
         file = self.file.fileno()
         tail = os.pread(file, MAX_SHOWN, max(self.size - MAX_SHOWN, MAX_SHOWN))
-        return os.pread(file, MAX_SHOWN, 0) + tail
+        return os.pread(file, MAX_SHOWN, 0) + tail + self.rest
 
     def last_line(self) -> str:
         """For the screen, while it runs."""
-        end = self.both_ends()[-300:] + self.rest[-300:]
-        return readable(end).strip().rpartition("\n")[2] or "running"
+        return readable(self.both_ends()[-300:]).strip().rpartition("\n")[2] or "running"
 
 
 def readable(output: bytes) -> str:
