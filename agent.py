@@ -1185,9 +1185,11 @@ def take_record(agent: Agent, record: dict[str, Any]) -> None:
 
 def sound(message: Message) -> Message:
     """A message of a record, if it could be sent; else ValueError."""
-    content = [known_fields(block) or {} for block in plain(message["content"])]
+    content = [known_fields(block) for block in plain(message["content"])]
     names = [block[key] for block in content for key in NAMES if key in block]
-    is_sound = content and all(content) and all(map(is_name, names))  # some become names of files
+    is_sound = (
+        content and all(content) and all(map(VALID_NAME.fullmatch, names))
+    )  # some become names of files
     if not is_sound or message["role"] not in ("user", "assistant"):
         raise ValueError("no message")
     return {"role": message["role"], "content": content}
@@ -1229,6 +1231,8 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY"
 LOST = "No result is left of this call: it may or may not have run."
 BEGINNING_LOST = "[The beginning is lost.]"
 CACHED = {"type": "ephemeral"}
+
+VALID_NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # an id, or the name of a tool, that the API takes
 
 # The blocks that are sent back, and the type of each of their fields.
 KNOWN: dict[str, dict[str, type]] = {
@@ -1507,18 +1511,18 @@ def input_tokens(usage: Any) -> int:
     return sum(getattr(usage, name, 0) or 0 for name in names)
 
 
-def known_fields(block: Block) -> Block | None:
-    """The block with the fields that are sent back; None if it is of no known kind, or blank."""
-    kind = block.get("type", "")
+def known_fields(block: Block) -> Block:
+    """The block with the fields that are sent back; {} if it is of no known kind, or blank."""
+    kind = block.get("type")
     if kind not in KNOWN:
-        return None
+        return {}
     known: Block = {"type": kind}
     for name, wanted in KNOWN[kind].items():
         value = block.get(name)
         known[name] = value if isinstance(value, wanted) else wanted()
     if block.get("is_error"):
         known["is_error"] = True
-    return known if kind != "text" or known["text"].strip() else None
+    return known if kind != "text" or known["text"].strip() else {}
 
 
 def sendable(content: list[Block], call_ids: set[str]) -> list[Block]:
@@ -1527,30 +1531,19 @@ def sendable(content: list[Block], call_ids: set[str]) -> list[Block]:
     intact = True
     for block in content:
         known = known_fields(plain(block))
-        if known is None or (known["type"] in THINKING and not intact):
+        if not known or (known["type"] in THINKING and not intact):
             intact = False
             continue
-        if known["type"] == "tool_use":
-            name_call(known, call_ids)
+        if known["type"] == "tool_use":  # servers may have names and ids that the API refuses
+            known["name"] = re.sub(r"[^A-Za-z0-9_-]", "_", known["name"])[:64] or "nameless"
+            if not VALID_NAME.fullmatch(known["id"]) or known["id"] in call_ids:
+                known["id"] = f"call_{os.urandom(12).hex()}"
+            call_ids.add(known["id"])
         intact = intact and all(block.get(name, "") == value for name, value in known.items())
         kept.append(known)
     while kept and kept[-1]["type"] in THINKING:  # a message must not end so
         kept.pop()
     return kept
-
-
-def name_call(call: Block, call_ids: set[str]) -> None:
-    """Give a call an id of its own, and a name that the API takes."""
-    if not is_name(call["id"]) or call["id"] in call_ids:
-        call["id"] = f"call_{os.urandom(12).hex()}"
-    call_ids.add(call["id"])
-    if not is_name(call["name"]):
-        call["name"] = re.sub(r"[^A-Za-z0-9_-]", "_", call["name"])[:64] or "nameless"
-
-
-def is_name(text: str) -> bool:
-    """Is this an id, or the name of a tool, that the API takes?"""
-    return re.fullmatch("[A-Za-z0-9_-]{1,64}", text) is not None
 
 
 def repaired(messages: list[Message]) -> list[Message]:
