@@ -1186,10 +1186,9 @@ def take_record(agent: Agent, record: dict[str, Any]) -> None:
 def sound(message: Message) -> Message:
     """A message of a record, if it could be sent; else ValueError."""
     content = [known_fields(block) for block in plain(message["content"])]
+    # Some of the names become names of files.
     names = [block[key] for block in content for key in NAMES if key in block]
-    is_sound = (
-        content and all(content) and all(map(VALID_NAME.fullmatch, names))
-    )  # some become names of files
+    is_sound = content and all(content) and all(map(VALID_NAME.fullmatch, names))
     if not is_sound or message["role"] not in ("user", "assistant"):
         raise ValueError("no message")
     return {"role": message["role"], "content": content}
@@ -1376,7 +1375,7 @@ class Model:
                     arguments = self.take_events(stream, is_summary)
                 finally:
                     with suppress(AssertionError):  # nothing has come
-                        self.count(stream.current_message_snapshot.usage)
+                        self.spent.update(tokens_of(stream.current_message_snapshot.usage))
                 return self.reply_of(stream.current_message_snapshot, arguments)
 
     def take_events(self, stream: Any, is_summary: bool) -> Iterable[str]:
@@ -1427,18 +1426,13 @@ class Model:
             content = [block.to_dict(mode="python", warnings=False) for block in content]
         self.screen.end_text()
         self.last_reply = time.monotonic()
+        tokens = tokens_of(message.usage)
         return Reply(
             content=sendable(content, self.call_ids),
             stop_reason=message.stop_reason or "end_turn",
-            input_tokens=input_tokens(message.usage),
-            cached_tokens=getattr(message.usage, "cache_read_input_tokens", 0) or 0,
+            input_tokens=tokens["input"],
+            cached_tokens=tokens["cached"],
         )
-
-    def count(self, usage: Any) -> None:
-        """Enter what was paid for, also for a reply that broke off."""
-        self.spent["input"] += input_tokens(usage)
-        self.spent["cached"] += getattr(usage, "cache_read_input_tokens", 0) or 0
-        self.spent["output"] += getattr(usage, "output_tokens", 0) or 0
 
     def wait(self, failure: Refused, tries: int) -> None:
         """Announce the next try, and wait as the server asks. Raises if there is none."""
@@ -1505,10 +1499,11 @@ def server_words(error: Exception) -> str:
     return words
 
 
-def input_tokens(usage: Any) -> int:
-    """All tokens of a request, however they were paid; 0 = the server did not say."""
-    names = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    return sum(getattr(usage, name, 0) or 0 for name in names)
+def tokens_of(usage: Any) -> dict[str, int]:
+    """What a request cost, all input tokens, however they were paid; 0 = the server did not say."""
+    names = ("input", "cache_creation_input", "cache_read_input", "output")
+    paid, stored, cached, output = (getattr(usage, f"{name}_tokens", 0) or 0 for name in names)
+    return {"input": paid + stored + cached, "cached": cached, "output": output}
 
 
 def known_fields(block: Block) -> Block:
@@ -1547,7 +1542,7 @@ def sendable(content: list[Block], call_ids: set[str]) -> list[Block]:
 
 
 def repaired(messages: list[Message]) -> list[Message]:
-    """The messages as the API takes them, whatever happened to them.
+    """A copy of the messages as the API takes them, whatever happened to them.
 
     Roles alternate, from user to user. Each call has an id of its own, and is answered once, in
     the next message and before any text there. No message is empty, no text is blank.
@@ -1558,7 +1553,7 @@ def repaired(messages: list[Message]) -> list[Message]:
         content = []
         for block in message["content"]:
             if block.get("id") not in seen:
-                content.append(block)
+                content.append(dict(block))
             seen.add(block.get("id", ""))
         if message["role"] != sent[-1]["role"] and (content or message["role"] == "user"):
             sent.append({"role": message["role"], "content": []})
@@ -1572,8 +1567,8 @@ def repaired(messages: list[Message]) -> list[Message]:
         results = {b["tool_use_id"]: b for b in all_blocks([message], "tool_result")}
         content = []
         for call in calls:
-            lost = {"type": "tool_result", "tool_use_id": call["id"], "is_error": True}
-            content.append(results.get(call["id"], {**lost, "content": LOST}))
+            lost = {"type": "tool_result", "tool_use_id": call["id"], "content": LOST}
+            content.append(results.get(call["id"], {**lost, "is_error": True}))
         content += [b for b in all_blocks([message], "text") if b["text"].strip()]
         message["content"] = content or [
             text_block(BEGINNING_LOST if message is sent[0] else CUT_OFF)
@@ -1583,11 +1578,10 @@ def repaired(messages: list[Message]) -> list[Message]:
 
 def mark(messages: list[Message], places: Iterable[str]) -> None:
     """Ask the server to keep what stands up to these places in its cache."""
-    for message in messages:
-        for index, block in enumerate(message["content"]):
-            is_first = index == 0 and message is messages[0]
-            if block.get("tool_use_id", BEGINNING if is_first else None) in places:
-                message["content"][index] = {**block, "cache_control": CACHED}
+    first = messages[0]["content"][0]  # a text: what stands for BEGINNING
+    for block in [first, *all_blocks(messages, "tool_result")]:
+        if block.get("tool_use_id", BEGINNING) in places:
+            block["cache_control"] = CACHED
 
 
 def list_models(settings: Settings) -> list[dict[str, Any]]:
