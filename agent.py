@@ -1608,8 +1608,11 @@ def window_of(entry: dict[str, Any]) -> int:
     """The tokens that a model of a list takes; 0 if the list does not say."""
     meta = entry.get("meta")
     facts = {**entry, **meta} if isinstance(meta, dict) else entry
-    sizes = [facts[name] for name in WINDOW_NAMES if type(facts.get(name)) is int]
-    return next((size for size in sizes if size > SMALLEST_WINDOW), 0)
+    for name in WINDOW_NAMES:
+        size = facts.get(name)
+        if isinstance(size, int) and size > SMALLEST_WINDOW:
+            return size
+    return 0
 
 
 def project_notes(root: Path, screen: Screen) -> str:
