@@ -243,7 +243,7 @@ class Agent:
         self.screen = screen or Screen()
         self.workspace = Workspace(Path(cwd).resolve())
         self.transcript = Transcript(self.workspace.root, settings, self.screen)
-        self.model = Model(settings, self.workspace.root, self.screen, self.transcript)
+        self.model = Model(settings, self.screen, self.transcript)
         self.budget = Budget(fixed=estimate_tokens([self.model.system, self.model.tools]))
         self.budget.fit(settings)
 
@@ -1268,17 +1268,15 @@ class Refused(Stopped):
 class Model:
     """One request to the Messages API, with retries. Owns the client and the cache's clock."""
 
-    def __init__(
-        self, settings: Settings, root: Path, screen: Screen, transcript: Transcript
-    ) -> None:
+    def __init__(self, settings: Settings, screen: Screen, transcript: Transcript) -> None:
         self.settings = settings
-        self.root = root
         self.screen = screen
         self.transcript = transcript
         self.name = ""  # until it has met the server
         self.window = 0  # tokens; 0 = not known
-        self.notes = settings.without_key(project_notes(root, screen))
-        self.system = system_prompt(root, self.notes)
+        self.notes = settings.without_key(project_notes(transcript.root, screen))
+        self.system = ""
+        self.renew_system()
         self.tools = [tool.description(name) for name, tool in TOOLS.items()]
         self.client: Any = None  # an anthropic.Anthropic; made at the first request
         self.takes_cache_control = True
@@ -1295,7 +1293,8 @@ class Model:
     def renew_system(self) -> bool:
         """Make the system prompt anew, for the date in it. Returns whether it changed."""
         before = self.system
-        self.system = system_prompt(self.root, self.notes)
+        facts = {"cwd": self.transcript.root, "platform": sys.platform, "notes": self.notes}
+        self.system = plain(SYSTEM.format(today=time.strftime("%Y-%m-%d"), **facts))
         return self.system != before
 
     def meet(self) -> None:
@@ -1626,12 +1625,6 @@ def project_notes(root: Path, screen: Screen) -> str:
                     screen.line(f"[of {name} only {NOTES_CHARS:,} characters are read]")
             return f"\n\nNotes on this project, from {name}:\n{text}"
     return ""
-
-
-def system_prompt(root: Path, notes: str) -> str:
-    """The system prompt of today."""
-    today = time.strftime("%Y-%m-%d")
-    return str(plain(SYSTEM.format(cwd=root, platform=sys.platform, today=today, notes=notes)))
 
 
 # ================================ 9  Tools ================================
