@@ -1352,7 +1352,6 @@ class Model:
             except Exception as error:  # of the SDK, httpx2, json: whatever a server can cause
                 interrupts.check()  # pydantic makes errors of a Ctrl-C
                 failure = failure_of(error, self.settings)
-            self.screen.end_text()
             if self.partial.strip():  # what the user has seen is on disk
                 self.transcript.append({"lost": self.partial})
 
@@ -1372,35 +1371,34 @@ class Model:
             with self.connect().messages.stream(**params) as stream:
                 try:
                     arguments = self.take_events(stream, is_summary)
+                    return self.reply_of(stream.current_message_snapshot, arguments)
                 finally:
+                    self.screen.end_text()
                     with suppress(AssertionError):  # nothing has come
                         self.spent.update(tokens_of(stream.current_message_snapshot.usage))
-                return self.reply_of(stream.current_message_snapshot, arguments)
 
-    def take_events(self, stream: Any, is_summary: bool) -> Iterable[str]:
-        """Show a reply as it comes. Returns the arguments of its calls as they were streamed."""
-        arguments: dict[int, str] = {}
-        blocks = 0
+    def take_events(self, stream: Any, is_summary: bool) -> list[str]:
+        """Show a reply as it comes. Returns the arguments as they were streamed, of each block."""
+        arguments: list[str] = []
         with suppress(AttributeError):  # without usage, the SDK stumbles behind the stop reason
             for event in stream:
                 if event.type == "message_stop":
-                    return arguments.values()  # what comes after it can't spoil the reply
+                    return arguments  # what comes after it can't spoil the reply
                 if event.type == "content_block_start":
-                    if event.index != blocks:  # the SDK would mix up what follows
+                    if event.index != len(arguments):  # the SDK would mix up what follows
                         raise ConnectionError("the blocks of the reply are out of order")
-                    blocks += 1
+                    arguments.append("")
                     new = event.content_block
                 elif event.type == "content_block_delta":
                     new = event.delta
+                    arguments[event.index] += getattr(new, "partial_json", "")
                 else:
                     continue
-                if new.type == "input_json_delta":
-                    arguments[event.index] = arguments.get(event.index, "") + new.partial_json
                 if not is_summary:
                     self.show(new.type, getattr(new, "text", None) or "")
         if stream.current_message_snapshot.stop_reason is None:
             raise ConnectionError("the reply broke off")
-        return arguments.values()
+        return arguments
 
     def show(self, kind: str, text: str) -> None:
         """Show a piece of a reply, be it text or only a sign that something comes."""
@@ -1410,20 +1408,17 @@ class Model:
         if not kind.startswith("text"):
             self.screen.end_text()  # so that the sign of life has a line
 
-    def reply_of(self, message: Any, arguments: Iterable[str]) -> Reply:
+    def reply_of(self, message: Any, arguments: list[str]) -> Reply:
         """Check what the SDK passes over in silence, and take what can be sent back."""
         if message.stop_reason == WINDOW_EXCEEDED:
             raise Refused("The conversation fills the model's context window.", 200, overflow=True)
         if message.stop_reason != "max_tokens":  # a cut call is not run anyway
             for raw in filter(None, arguments):
                 json.loads(raw)  # the SDK mends broken JSON
-        content = message.content or []
+        content = message.to_dict(mode="python", warnings=False).get("content") or []
         if isinstance(content, str):
             self.show("text", content)
             content = [text_block(content)]
-        else:
-            content = [block.to_dict(mode="python", warnings=False) for block in content]
-        self.screen.end_text()
         self.last_reply = time.monotonic()
         tokens = tokens_of(message.usage)
         return Reply(
