@@ -1454,12 +1454,12 @@ def failure_of(error: Exception, settings: Settings) -> Refused:
     if isinstance(error, Refused):
         return error
     status = getattr(error, "status_code", 0)
-    failure = Refused(describe(error, status, settings), status)
-    failure.words = f"{error} {getattr(error, 'body', '')}"
-    failure.overflow = status == 413
+    words = f"{error} {getattr(error, 'body', '')}"
+    overflow = status == 413
     if status in (200, 400, 422, 500):  # a rate limit is none, whatever it says
-        failure.overflow = bool(OVERFLOW.search(failure.words))
-    is_final = failure.overflow or isinstance(error, (ImportError, AssertionError))
+        overflow = bool(OVERFLOW.search(words))
+    failure = Refused(describe(error, status, settings), status, words, overflow)
+    is_final = overflow or isinstance(error, (ImportError, AssertionError))
     failure.may_pass = not is_final and (status in (0, 200, 408, 409, 429) or status >= 500)
     with suppress(AttributeError, KeyError, ValueError):
         failure.retry_after = max(0.0, float(error.response.headers["retry-after"]))  # type: ignore
