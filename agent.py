@@ -196,8 +196,7 @@ class Reply:
 
     content: list[Block]
     stop_reason: str
-    input_tokens: int  # as the server counted them; 0 = it did not say
-    cached_tokens: int  # those of them that came from its cache
+    tokens: dict[str, int]  # as the server counted them, see `tokens_of`
 
     @property
     def calls(self) -> list[Block]:
@@ -394,7 +393,7 @@ class Agent:
             self.step_back(self.before_prompt if was_taken else self.accepted)
             raise Stopped("The model declined. Say it differently.")
         if reply.content:  # an empty reply proves nothing
-            self.budget.calibrate(reply.input_tokens, reply.cached_tokens)
+            self.budget.calibrate(reply.tokens["input"], reply.tokens["cached"])
             self.add("assistant", reply.content)
             self.accepted = Snapshot(list(self.messages), len(self.prompts))
         return reply
@@ -1420,12 +1419,10 @@ class Model:
             self.show("text", content)
             content = [text_block(content)]
         self.last_reply = time.monotonic()
-        tokens = tokens_of(message.usage)
         return Reply(
             content=sendable(content, self.call_ids),
             stop_reason=message.stop_reason or "end_turn",
-            input_tokens=tokens["input"],
-            cached_tokens=tokens["cached"],
+            tokens=tokens_of(message.usage),
         )
 
     def wait(self, failure: Refused, tries: int) -> None:
@@ -1494,10 +1491,12 @@ def server_words(error: Exception) -> str:
 
 
 def tokens_of(usage: Any) -> dict[str, int]:
-    """What a request cost, all input tokens, however they were paid; 0 = the server did not say."""
-    names = ("input", "cache_creation_input", "cache_read_input", "output")
-    paid, stored, cached, output = (getattr(usage, f"{name}_tokens", 0) or 0 for name in names)
-    return {"input": paid + stored + cached, "cached": cached, "output": output}
+    """The tokens of a request; "input" are all, however they were paid. 0 = it was not said."""
+    full = getattr(usage, "input_tokens", 0) or 0
+    stored = getattr(usage, "cache_creation_input_tokens", 0) or 0
+    cached = getattr(usage, "cache_read_input_tokens", 0) or 0
+    output = getattr(usage, "output_tokens", 0) or 0
+    return {"input": full + stored + cached, "cached": cached, "output": output}
 
 
 def known_fields(block: Block) -> Block:
