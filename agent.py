@@ -48,7 +48,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -169,10 +169,6 @@ def estimate_tokens(data: Any) -> int:
 # ================================ 2  The loop ================================
 # Send the messages, run what the model asks for, append the results; until it answers in text.
 
-CUT_OFF = "[Your reply was cut off here. Go on exactly where it stopped.]"
-EMPTY = "[Your reply was empty. Go on with the task, or say what is in the way.]"
-MAX_CUTS = 3  # replies in a row that are cut off
-MAX_EMPTY = 1  # replies in a row that are empty
 NO_ANSWER = (
     "The model gave no answer, again. Say 'go on', or try /compact: the context may be full."
 )
@@ -188,6 +184,27 @@ MAX_REPEATS = 6  # the same call with the same result, in a row: the model goes 
 
 class Stopped(Exception):
     """There is no answer. The text is the one line that tells the user why."""
+
+
+@dataclass(frozen=True)
+class Nudge:
+    """What happens when a reply is neither a call nor a complete answer."""
+
+    notice: str  # for the user
+    message: str  # for the model, to make it go on
+    limit: int  # nudges in a row before we give up
+
+
+CUT_OFF = Nudge(
+    notice="[not complete: it was cut off]",
+    message="[Your reply was cut off here. Go on exactly where it stopped.]",
+    limit=3,
+)
+EMPTY = Nudge(
+    notice="[the model returned nothing]",
+    message="[Your reply was empty. Go on with the task, or say what is in the way.]",
+    limit=1,
+)
 
 
 @dataclass
@@ -333,13 +350,11 @@ class Agent:
             if answer and not reply.is_cut:
                 return answer
 
+            nudge = CUT_OFF if reply.is_cut else EMPTY
             nudges += 1
-            if reply.is_cut:
-                self.screen.line("[not complete: it was cut off]")
-            else:
-                self.screen.line("[the model returned nothing]")
-            if nudges <= (MAX_CUTS if reply.is_cut else MAX_EMPTY):
-                self.add("user", [text_block(CUT_OFF if reply.is_cut else EMPTY)])
+            self.screen.line(nudge.notice)
+            if nudges <= nudge.limit:
+                self.add("user", [text_block(nudge.message)])
             elif answer:
                 return answer
             else:
@@ -353,25 +368,27 @@ class Agent:
         """Keep the next request below the threshold: layer 1; if that is not enough, layer 2."""
         self.secure_record()
         is_cold = self.model.cache_is_cold()
-        if is_cold:
-            self.model.places.clear()
-            if self.model.renew_system():
-                self.messages = without_thinking(self.messages)
+        if is_cold and self.model.renew_system():
+            self.messages = without_thinking(self.messages)
         enough = 0 if is_cold else self.budget.clear_at_least / self.budget.ratio
+        if not enough:
+            self.model.places.clear()
         cleared = micro_compact(
             self.messages,
             saved_as=self.transcript.address,
             keep_recent=self.settings.keep_recent,
             keep_files=KEEP_FILES,
             clear_at_least=enough,
-            after=self.model.places[-1] if self.model.places and enough else "",
+            after="".join(self.model.places[-1:]),
         )
         before = self.budget.count(self.messages)
-        after = self.budget.count(cleared)
+        after = before if cleared is self.messages else self.budget.count(cleared)
         self.budget.used = after
 
-        past = self.budget.count(self.messages[: self.prompt_start]) - self.budget.count([])
-        if self.focus is not None or self.budget.is_full(past if is_cold else 0):
+        past = 0  # what stands before the prompt, if the cache is cold
+        if is_cold:
+            past = self.budget.count(self.messages[: self.prompt_start]) - self.budget.count([])
+        if self.focus is not None or self.budget.is_full(past):
             if self.auto_compact(self.focus or ""):  # it reads the messages before clearing
                 return
         if cleared is not self.messages:
@@ -558,69 +575,6 @@ class Agent:
         return True
 
 
-class Interrupts:
-    """Holds back Ctrl-C, and the signals that end a program, while something must not be torn.
-
-    The agent holds signals while it works and allows them where it waits: for the model, for a
-    tool, for the person. So a call is logged once, as it ended, and no command runs on.
-    """
-
-    def __init__(self) -> None:
-        self.are_held = False
-        self.depth = 0  # of `held`
-        self.waiting = 0  # the signal that came
-
-    def install(self) -> None:
-        """Handle the signals here. One that is ignored, as under nohup, stays so."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self.handle)
-
-    def handle(self, number: int, frame: object = None) -> None:
-        if self.waiting in (0, signal.SIGINT):  # Ctrl-C does not replace what ends the program
-            self.waiting = number
-        if not self.are_held:
-            self.check()
-
-    def check(self) -> None:
-        """Raise if a signal has come; again and again, until the work that it stops has ended."""
-        number = self.waiting
-        if self.depth == 0:
-            self.waiting = 0
-        if number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if number:
-            raise SystemExit(128 + number)
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """What comes in this block raises where signals are allowed, at last at its end."""
-        were_held = self.are_held
-        self.are_held = True
-        self.depth += 1
-        try:
-            yield
-        finally:
-            self.depth -= 1
-            self.are_held = were_held
-            if self.depth == 0:
-                self.check()
-
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """A signal raises in this block, also one that came before it."""
-        were_held = self.are_held
-        self.are_held = False
-        try:
-            self.check()
-            yield
-        finally:
-            self.are_held = were_held
-
-
-interrupts = Interrupts()
-
-
 # ================================ 3  Layer 1: micro_compact ================================
 # Most of a context is old tool output that nobody will read again. It can go, if one line says
 # where it is. The price: the prompt cache is lost from the first change on, and so is the
@@ -650,11 +604,9 @@ def micro_compact(
     Returns `messages` itself if fewer than `clear_at_least` tokens would be freed.
     """
     pairs = calls_with_results(messages)
-    files = used_files(pairs).values()
-    kept = [call["id"] for call in files if not TOOLS[call["name"]].changes][:keep_files]
+    kept = newest_readings(pairs, keep_files)
     replies = [message for message in messages if message["role"] == "assistant"]
-    unanswered = len(all_blocks(replies[-1:], "tool_use"))
-    recent = max(keep_recent, unanswered)
+    recent = max(keep_recent, len(all_blocks(replies[-1:], "tool_use")))  # not answered yet
     placeholders = {}  # by id of the call
     freed = 0
     calls = [call["id"] for call, _ in pairs]
@@ -687,6 +639,12 @@ def used_files(pairs: list[tuple[Block, Block]]) -> dict[str, Block]:
         if tool and tool.is_file_tool and "is_error" not in result:
             newest.setdefault(os.path.normpath(shown_argument(call)), call)
     return newest
+
+
+def newest_readings(pairs: list[tuple[Block, Block]], keep_files: int) -> list[str]:
+    """The calls that read the last `keep_files` files, as long as what they read still holds."""
+    calls = used_files(pairs).values()
+    return [call["id"] for call in calls if not TOOLS[call["name"]].changes][:keep_files]
 
 
 def replace_results(messages: list[Message], texts: dict[str, str]) -> list[Message]:
@@ -1161,25 +1119,34 @@ def take_record(agent: Agent, record: dict[str, Any]) -> None:
     if "prompt" in record:
         agent.prompts.append(Prompt(str(plain(record["prompt"]))))
     elif "closed" in record:
-        for prompt in agent.prompts:
-            if prompt.state == "open":
-                prompt.state = str(record["closed"])  # "done" or "stopped"
+        close(agent.prompts, str(record["closed"]))
     elif "folders" in record:
         known = agent.transcript.folders
         names = record["folders"]
         known += [name for name in names if re.fullmatch(FOLDER, name) and name not in known]
+    elif "view" in record:
+        messages = [sound(message) for message in record["messages"]]
+        prompts = [Prompt(str(p["text"]), str(p["state"])) for p in plain(record["prompts"])]
+        agent.messages = []
+        agent.prompts = prompts
+        take_messages(agent, messages, is_accepted=True)
     elif "lost" not in record:
-        is_view = "view" in record
-        new = [sound(message) for message in (record["messages"] if is_view else [record])]
-        if is_view:
-            agent.prompts = [
-                Prompt(str(p["text"]), str(p["state"])) for p in plain(record["prompts"])
-            ]
-            agent.messages = []
-        agent.messages += without_thinking(new)
-        agent.model.call_ids.update(call["id"] for call in all_blocks(new, "tool_use"))
-        if is_view or record["role"] == "assistant":
-            agent.accepted = Snapshot(list(agent.messages), len(agent.prompts))
+        take_messages(agent, [sound(record)], is_accepted=record["role"] == "assistant")
+
+
+def close(prompts: list[Prompt], state: str) -> None:
+    """Give the open prompts their end: "done" or "stopped"."""
+    for prompt in prompts:
+        if prompt.state == "open":
+            prompt.state = state
+
+
+def take_messages(agent: Agent, messages: list[Message], is_accepted: bool) -> None:
+    """Append messages to the view. `is_accepted`: the server has taken all that is in it."""
+    agent.messages += without_thinking(messages)
+    agent.model.call_ids.update(call["id"] for call in all_blocks(messages, "tool_use"))
+    if is_accepted:
+        agent.accepted = Snapshot(list(agent.messages), len(agent.prompts))
 
 
 def sound(message: Message) -> Message:
@@ -1522,16 +1489,21 @@ def sendable(content: list[Block], call_ids: set[str]) -> list[Block]:
         if not known or (known["type"] in THINKING and not intact):
             intact = False
             continue
-        if known["type"] == "tool_use":  # servers may have names and ids that the API refuses
-            known["name"] = re.sub(r"[^A-Za-z0-9_-]", "_", known["name"])[:64] or "nameless"
-            if not VALID_NAME.fullmatch(known["id"]) or known["id"] in call_ids:
-                known["id"] = f"call_{os.urandom(12).hex()}"
-            call_ids.add(known["id"])
+        if known["type"] == "tool_use":
+            name_call(known, call_ids)
         intact = intact and all(block.get(name, "") == value for name, value in known.items())
         kept.append(known)
     while kept and kept[-1]["type"] in THINKING:  # a message must not end so
         kept.pop()
     return kept
+
+
+def name_call(call: Block, call_ids: set[str]) -> None:
+    """Give a call an id of its own, and a name that the API takes."""
+    call["name"] = re.sub(r"[^A-Za-z0-9_-]", "_", call["name"])[:64] or "nameless"
+    if not VALID_NAME.fullmatch(call["id"]) or call["id"] in call_ids:
+        call["id"] = f"call_{os.urandom(12).hex()}"
+    call_ids.add(call["id"])
 
 
 def repaired(messages: list[Message]) -> list[Message]:
@@ -1540,18 +1512,7 @@ def repaired(messages: list[Message]) -> list[Message]:
     Roles alternate, from user to user. Each call has an id of its own, and is answered once, in
     the next message and before any text there. No message is empty, no text is blank.
     """
-    sent: list[Message] = [{"role": "user", "content": []}]
-    seen: set[str] = set()  # ids of calls
-    for message in [*messages, {"role": "user", "content": []}]:
-        content = []
-        for block in message["content"]:
-            if block.get("id") not in seen:
-                content.append(dict(block))
-            seen.add(block.get("id", ""))
-        if message["role"] != sent[-1]["role"] and (content or message["role"] == "user"):
-            sent.append({"role": message["role"], "content": []})
-        sent[-1]["content"].extend(content)
-
+    sent = merged(messages)
     calls: list[Block] = []  # of the message before
     for message in sent:
         if message["role"] == "assistant":
@@ -1563,9 +1524,25 @@ def repaired(messages: list[Message]) -> list[Message]:
             lost = {"type": "tool_result", "tool_use_id": call["id"], "content": LOST}
             content.append(results.get(call["id"], {**lost, "is_error": True}))
         content += [b for b in all_blocks([message], "text") if b["text"].strip()]
-        message["content"] = content or [
-            text_block(BEGINNING_LOST if message is sent[0] else CUT_OFF)
-        ]
+        if not content:
+            content = [text_block(BEGINNING_LOST if message is sent[0] else CUT_OFF.message)]
+        message["content"] = content
+    return sent
+
+
+def merged(messages: list[Message]) -> list[Message]:
+    """Neighbours of one role as one message, from user to user; of calls with one id the first."""
+    sent: list[Message] = [{"role": "user", "content": []}]
+    seen: set[str] = set()  # ids of calls
+    for message in [*messages, {"role": "user", "content": []}]:
+        content = []
+        for block in message["content"]:
+            if block.get("id") not in seen:
+                content.append(dict(block))
+            seen.add(block.get("id", ""))
+        if message["role"] != sent[-1]["role"] and (content or message["role"] == "user"):
+            sent.append({"role": message["role"], "content": []})
+        sent[-1]["content"].extend(content)
     return sent
 
 
@@ -1796,12 +1773,10 @@ def bash(agent: Agent, command: str, timeout: float = 0) -> str:
             with agent.screen.waiting(output.last_line):
                 ending = watch(shell, output, limit)
         finally:
-            if shell.returncode is None:
+            was_killed = shell.returncode is None
+            if was_killed:
                 kill_session(shell)
-        output.drain(patience=0.5 if ending else 0)
-    status = shell.returncode
-    if not ending:
-        ending = f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+        output.drain(patience=0.5 if was_killed else 0)
     text = f"{readable(output.both_ends()) or '(no output)'}\n[{ending}]"
     if output.size > MIN_CHARS or output.is_open:
         name = agent.running["id"]
@@ -1833,7 +1808,7 @@ def start_shell(command: str, root: Path) -> subprocess.Popen[bytes]:
 
 
 def watch(shell: subprocess.Popen[bytes], output: Output, limit: float) -> str:
-    """Take a command's output until it ends by itself: ""; else until it must be ended, and why."""
+    """Take a command's output until it ends, or must be ended. Returns which, in words."""
     end = time.monotonic() + limit
     while shell.poll() is None:
         if not output.take(patience=0.05):
@@ -1844,7 +1819,8 @@ def watch(shell: subprocess.Popen[bytes], output: Output, limit: float) -> str:
             return f"timed out after {limit:g} s; its processes were killed"
         if output.size > MAX_OUTPUT:
             return f"killed, with its processes: it wrote more than {MAX_OUTPUT:,} bytes"
-    return ""
+    status = shell.returncode
+    return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
 
 
 def kill_session(shell: subprocess.Popen[bytes]) -> None:
@@ -1936,30 +1912,39 @@ def read_file(agent: Agent, path: str, offset: int = 1, limit: int = 2_000) -> s
     if offset < 1 or limit < 1:
         raise ValueError("offset and limit are counted from 1")
     cap = agent.workspace.result_cap
-    before = 0  # lines before the first that is shown
-    after = offset + 1  # the number of the line after the last that is shown
     with agent.workspace.open(path) as file:
         if b"\0" in file.read(8_000):
             raise ValueError(f"{path} is a binary file; use bash: file, xxd, strings")
         file.seek(0)
-        while before < offset - 1 and file.readline(MAX_FILE):
-            before += 1
-        data = file.readline(MAX_FILE)
-        line = file.readline(MAX_FILE)
-        while line and after < offset + limit and len(data + line) <= cap - 300:  # for the note
-            data += line
-            after += 1
-            line = file.readline(MAX_FILE)
+        before, data, last, is_cut = some_lines(file, offset, limit, cap - 300)  # for the note
     if before and not data:
         raise ValueError(f"{path} has {before} lines: there is no line {offset}")
     text = data.decode("utf-8", "replace")
     seen = clip(agent.settings.without_key(text), cap)
-    if offset == 1 and not line and seen.encode() == data:
+    if offset == 1 and not is_cut and seen.encode() == data:
         agent.workspace.known.add(data)
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").removesuffix("\n")
-    if line:
-        text += f"\n[lines {offset} to {after - 1}; more: read on with offset={after}]"
+    if is_cut:
+        text += f"\n[lines {offset} to {last}; more: read on with offset={last + 1}]"
     return text or "(nothing: the lines are empty)"
+
+
+def some_lines(file: IO[bytes], offset: int, limit: int, room: int) -> tuple[int, bytes, int, bool]:
+    """At most `limit` lines that have `room` (bytes), but at least one.
+
+    Returns how many lines stand before them, the lines, the number of the last of them, and
+    whether there are more.
+    """
+    lines = iter(lambda: file.readline(MAX_FILE), b"")
+    before = sum(1 for _ in islice(lines, offset - 1))
+    data = next(lines, b"")
+    last = offset
+    for line in lines:
+        if last + 1 == offset + limit or len(data + line) > room:
+            return before, data, last, True
+        data += line
+        last += 1
+    return before, data, last, False
 
 
 def write_file(agent: Agent, path: str, content: str) -> Change:
@@ -2146,6 +2131,7 @@ class Permission:
 # ================================ 11  The terminal, main ================================
 # stdout is what the model says; stderr is everything else.
 
+HISTORY = f"{RECORDS}/history"
 DIM, RED, GREEN, CYAN, RESET = "\033[2m", "\033[31m", "\033[32m", "\033[36m", "\033[0m"
 INSTALL = (
     "python3 -m venv .venv && .venv/bin/python -m pip install "
@@ -2301,6 +2287,69 @@ def has_input(seconds: float) -> bool:
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 
+class Interrupts:
+    """Holds back Ctrl-C, and the signals that end a program, while something must not be torn.
+
+    The agent holds signals while it works and allows them where it waits: for the model, for a
+    tool, for the person. So a call is logged once, as it ended, and no command runs on.
+    """
+
+    def __init__(self) -> None:
+        self.are_held = False
+        self.depth = 0  # of `held`
+        self.waiting = 0  # the signal that came
+
+    def install(self) -> None:
+        """Handle the signals here. One that is ignored, as under nohup, stays so."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self.handle)
+
+    def handle(self, number: int, frame: object = None) -> None:
+        if self.waiting in (0, signal.SIGINT):  # Ctrl-C does not replace what ends the program
+            self.waiting = number
+        if not self.are_held:
+            self.check()
+
+    def check(self) -> None:
+        """Raise if a signal has come; again and again, until the work that it stops has ended."""
+        number = self.waiting
+        if self.depth == 0:
+            self.waiting = 0
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if number:
+            raise SystemExit(128 + number)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What comes in this block raises where signals are allowed, at last at its end."""
+        were_held = self.are_held
+        self.are_held = True
+        self.depth += 1
+        try:
+            yield
+        finally:
+            self.depth -= 1
+            self.are_held = were_held
+            if self.depth == 0:
+                self.check()
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """A signal raises in this block, also one that came before it."""
+        were_held = self.are_held
+        self.are_held = False
+        try:
+            self.check()
+            yield
+        finally:
+            self.are_held = were_held
+
+
+interrupts = Interrupts()
+
+
 def read_settings() -> Settings:
     """From the environment, then from this file's .env. ValueError names what is wrong.
 
@@ -2438,9 +2487,8 @@ COMMANDS = {
 
 def repl(agent: Agent) -> None:
     """Read prompts and commands and run them one after the other, until the input ends."""
-    history = agent.workspace.root / RECORDS / "history"
     if agent.screen.is_terminal:
-        load_history(history)
+        load_history(agent.workspace.root / HISTORY)
     waiting = ""  # what came with a command in one paste
     while True:
         try:
@@ -2458,8 +2506,7 @@ def repl(agent: Agent) -> None:
                 agent.screen.line(f"[there is no {command}; /help lists what is]")
             elif text:
                 turn(agent, typed)
-            if agent.screen.is_terminal and text:
-                save_history(history, agent.settings.without_key(typed))
+            save_history(agent, typed)
         except KeyboardInterrupt:
             agent.screen.line("")
         except EOFError:
@@ -2494,10 +2541,13 @@ def load_history(path: Path) -> None:
                 readline.add_history(visible(line))
 
 
-def save_history(path: Path, typed: str) -> None:
-    """Add a prompt; where the file is none of ours, none."""
-    with suppress(OSError), open(path, "a", encoding="utf-8", opener=private) as file:
-        file.write(typed.replace("\n", " ") + "\n")
+def save_history(agent: Agent, typed: str) -> None:
+    """Add a prompt of a person; where the file is none of ours, none."""
+    line = agent.settings.without_key(typed).replace("\n", " ")
+    path = agent.workspace.root / HISTORY
+    if agent.screen.is_terminal and line.strip():
+        with suppress(OSError), open(path, "a", encoding="utf-8", opener=private) as file:
+            file.write(line + "\n")
 
 
 def run_one(agent: Agent, prompt: str) -> int:

@@ -174,7 +174,7 @@ def as_logged(words):
 
 
 # What the program puts into a request where something is missing.
-OWN = (agent.CUT_OFF, agent.BEGINNING_LOST, agent.LOST)
+OWN = (agent.CUT_OFF.message, agent.BEGINNING_LOST, agent.LOST)
 
 
 def logged(request):
