@@ -562,6 +562,27 @@ def test_what_a_job_prints_stands_in_its_file_once(a, tmp_path):
     assert until(lambda: file.read_bytes() == b"half and half\n")
 
 
+def test_a_key_of_which_a_job_prints_the_second_half_is_on_no_disk(a, tmp_path):
+    first, second = KEY[:9], KEY[9:]
+    wait = "until [ -e go ]; do sleep 0.05; done"
+    bash(a, f"printf '%s' {first}; ({wait}; echo {second}; echo end) &")
+    (tmp_path / "go").touch()
+    [file] = kept(tmp_path)
+    assert until(lambda: file.read_bytes().endswith(b"end\n"))
+    assert file.read_bytes() == b"[key removed]\nend\n"
+
+
+def test_without_a_place_for_its_output_no_command_runs_on(serve, tmp_path, marks, monkeypatch):
+    def full(**_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(agent.tempfile, "TemporaryFile", full)
+    api = serve([batch(marks[0]), "Done."])
+    assert make_agent(api, tmp_path).run("Start it.") == "Done."
+    [answer] = answers(api)
+    assert "No space left on device" in answer and gone(marks[0])
+
+
 def test_a_background_job_does_not_keep_the_agent_from_ending(serve, tmp_path, marks):
     api = serve([batch(f"{marks[0]} & echo started"), "Done."])
     ended = run(api, tmp_path, "-y", "-p", "Start it.", timeout=60)
