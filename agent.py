@@ -708,7 +708,7 @@ PROMPT_IS_CUT = "[your prompt is longer than there is room for: the model sees a
 TOO_SMALL = "[system prompt, tools and newest messages alone have {:,} tokens: compacting at {:,}]"
 
 PROMPT_SHARE = 1 / 2  # of the room: what the user wants comes first
-WINDOW_SHARE = 1 / 10  # of the room, for the newest messages
+NEWEST_SHARE = 1 / 10  # of the room, for the newest messages
 SUMMARY_SHARE = 2 / 5  # of what these two leave
 EARLIER_SHARE = 1 / 10  # of the same, for each kind of earlier prompts
 FILES_SHARE = 3 / 5  # of the same, as far as the others have not used it
@@ -792,17 +792,17 @@ def summarize_in_parts(agent: Agent, focus: str) -> str:
 def compacted_view(agent: Agent, summary: str) -> list[Message]:
     """One memory, then the newest messages. Together they fill the room."""
     room = agent.budget.room(agent.messages)
-    newest = agent.messages[agent.prompt_start + 1 :]
-    window = newest_messages(newest, int(room * WINDOW_SHARE), agent.transcript.address)
+    work = agent.messages[agent.prompt_start + 1 :]
+    newest = newest_messages(work, int(room * NEWEST_SHARE), agent.transcript.address)
     asked = said_in(agent.prompts, "open")
     request = clip(asked, int(room * PROMPT_SHARE), agent.transcript.name)
     if request != asked:
         agent.screen.line(PROMPT_IS_CUT)
         request += ONLY_A_PART
     content = [text_block(REQUEST + request)] if asked else []
-    left = max(room - size_of(window) - size_of(content), room // 4)
+    left = max(room - size_of(newest) - size_of(content), room // 4)
     first = text_block(memory(agent, summary, left))
-    return [{"role": "user", "content": [first, *content]}, *window]
+    return [{"role": "user", "content": [first, *content]}, *newest]
 
 
 def memory(agent: Agent, summary: str, room: int) -> str:
@@ -864,25 +864,25 @@ def newest_messages(
 ) -> list[Message]:
     """The newest messages that fit into `room` bytes; never a result without its call.
 
-    If not even the last call fits, it stays with its results cut, or goes.
+    If not even the last reply fits, it stays with its results cut, or from twice `room` on goes.
     """
-    window: list[Message] = []
+    newest: list[Message] = []
     for start in reversed(range(len(messages))):
         if messages[start]["role"] == "assistant":
-            if window and size_of(messages[start:]) > room:
+            if newest and size_of(messages[start:]) > room:
                 break
-            window = messages[start:]
+            newest = messages[start:]
 
-    window = without_thinking(window)
-    results = all_blocks(window, "tool_result")
-    if results and size_of(window) > room:
+    newest = without_thinking(newest)
+    results = all_blocks(newest, "tool_result")
+    if results and size_of(newest) > room:
         cap = room // 2 // len(results)
         texts = {}
         for result in results:
-            name = result["tool_use_id"]
-            texts[name] = clip(block_text(result), cap, saved_as(name))
-        window = replace_results(window, texts)
-    return window if size_of(window) <= 2 * room else []
+            call_id = result["tool_use_id"]
+            texts[call_id] = clip(block_text(result), cap, saved_as(call_id))
+        newest = replace_results(newest, texts)
+    return newest if size_of(newest) <= 2 * room else []
 
 
 def quote(text: str) -> str:
