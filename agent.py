@@ -478,7 +478,7 @@ class Agent:
         """Run calls in order. Each result is logged as it ends: a kill loses at most one."""
         self.workspace.result_cap = self.budget.result_cap(calls)
         for call in calls:
-            if interrupts.waiting:
+            if interrupts.pending:
                 self.add_result(call, NEVER_STARTED, is_error=True)
                 continue
             try:
@@ -1813,7 +1813,7 @@ def watch(shell: subprocess.Popen[bytes], output: Output, limit: float) -> str:
     while shell.poll() is None:
         if not output.take(patience=0.05):
             time.sleep(0.02)
-        if interrupts.waiting:
+        if interrupts.pending:
             return "interrupted by the user; its processes were killed"
         if time.monotonic() > end:
             return f"timed out after {limit:g} s; its processes were killed"
@@ -2297,7 +2297,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.are_held = False
         self.depth = 0  # of `held`
-        self.waiting = 0  # the signal that came
+        self.pending = 0  # the signal that came
 
     def install(self) -> None:
         """Handle the signals here. One that is ignored, as under nohup, stays so."""
@@ -2306,16 +2306,16 @@ class Interrupts:
                 signal.signal(number, self.handle)
 
     def handle(self, number: int, frame: object = None) -> None:
-        if self.waiting in (0, signal.SIGINT):  # Ctrl-C does not replace what ends the program
-            self.waiting = number
+        if self.pending in (0, signal.SIGINT):  # Ctrl-C does not replace what ends the program
+            self.pending = number
         if not self.are_held:
             self.check()
 
     def check(self) -> None:
         """Raise if a signal has come; again and again, until the work that it stops has ended."""
-        number = self.waiting
+        number = self.pending
         if self.depth == 0:
-            self.waiting = 0
+            self.pending = 0
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         if number:
@@ -2489,18 +2489,18 @@ def repl(agent: Agent) -> None:
     """Read prompts and commands and run them one after the other, until the input ends."""
     if agent.screen.is_terminal:
         load_history(agent.workspace.root / HISTORY)
-    waiting = ""  # what came with a command in one paste
+    pasted = ""  # what came behind a command in one paste
     while True:
         try:
-            typed = waiting or read_prompt(agent.screen)
-            waiting = ""
+            typed = pasted or read_prompt(agent.screen)
+            pasted = ""
             text = typed.strip()
             if text in ("exit", "q", "/exit"):
                 return
             first, _, rest = text.partition("\n")
             command, _, argument = first.strip().partition(" ")
             if command in COMMANDS:
-                waiting = rest
+                pasted = rest
                 agent = COMMANDS[command](agent, argument.strip())
             elif re.fullmatch(r"/\w*", text):
                 agent.screen.line(f"[there is no {command}; /help lists what is]")
