@@ -569,7 +569,7 @@ class Agent:
         self.budget.used = after
         self.budget.floor = after
         self.budget.compacted = after
-        self.model.places = [BEGINNING]
+        self.model.places = [FIRST_BLOCK]
         self.log_view("auto_compact", before)
         self.screen.line(COMPACTED.format(before, after, self.transcript.name or "no file"))
         return True
@@ -583,7 +583,6 @@ class Agent:
 
 MIN_CHARS = 300  # a shorter result is hardly longer than its placeholder
 KEEP_FILES = 8  # files whose newest reading stays: an edit needs the exact text
-BEGINNING = "the first block"  # as a place, beside the ids of calls
 CLEARED = "[micro_compact: {:,} -> {:,} tokens; each cleared result is whole in {}/]"
 
 
@@ -1195,7 +1194,8 @@ HINTS = {401: KEY_NAMES, 403: KEY_NAMES, 404: "MODEL_ID, AGENT_SUMMARY_MODEL, AN
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 LOST = "No result is left of this call: it may or may not have run."
 BEGINNING_LOST = "[The beginning is lost.]"
-CACHED = {"type": "ephemeral"}
+CACHED = {"type": "ephemeral"}  # on a block: keep what stands up to it in the cache
+FIRST_BLOCK = "the first block"  # as a place, beside the ids of calls
 
 VALID_NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # an id, or the name of a tool, that the API takes
 
@@ -1548,9 +1548,9 @@ def merged(messages: list[Message]) -> list[Message]:
 
 def mark(messages: list[Message], places: Iterable[str]) -> None:
     """Ask the server to keep what stands up to these places in its cache."""
-    first = messages[0]["content"][0]  # a text: what stands for BEGINNING
+    first = messages[0]["content"][0]  # a text
     for block in [first, *all_blocks(messages, "tool_result")]:
-        if block.get("tool_use_id", BEGINNING) in places:
+        if block.get("tool_use_id", FIRST_BLOCK) in places:
             block["cache_control"] = CACHED
 
 
