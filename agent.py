@@ -319,10 +319,10 @@ class Agent:
         self.log({"prompt": prompt})
         self.add("user", content)
 
-    def log(self, record: dict[str, Any]) -> None:
-        """Write down what became of a prompt, and take it in as `resume` will."""
-        self.transcript.append(record)
-        take_record(self, record)
+    def log(self, entry: dict[str, Any]) -> None:
+        """Write down a prompt or what became of it, and take that in as `resume` will."""
+        self.transcript.append(entry)
+        take_entry(self, entry)
 
     def add(self, role: str, content: list[Block]) -> None:
         """Write a message to the transcript, then append it to the view."""
@@ -980,12 +980,13 @@ class Budget:
 
 
 # ================================ 7  The transcript ================================
-# What is to be forgotten must be on disk first: each message exactly as the API has it, one JSON
-# object a line. A `view` says what the model sees from there on; `prompt` and `closed` say what
-# the user typed and what became of it; `lost` is text of a reply that was thrown away.
+# What is to be forgotten must be on disk first: each message exactly as the API has it. The record
+# has one JSON object a line, an entry: `folders` says where the long results are; `view`, what the
+# model sees from there on; `prompt` and `closed`, what the user typed and what became of it;
+# `lost`, the text of a reply that was thrown away.
 
 RECORDS = ".transcripts"
-NAMES = ("id", "name", "tool_use_id")
+NAMES = ("id", "name", "tool_use_id")  # fields of blocks; some become names of files
 FOLDER = r"\.transcripts/[A-Za-z0-9_-]{1,99}"
 MEMORY = f"{RECORDS}/MEMORY.md"  # the agent's own, for later conversations
 
@@ -1005,13 +1006,13 @@ class Transcript:
         self.name: str | None = f"{self.folder}.jsonl"  # None while it can't be written
         self.expected = 0  # bytes that the file has, if nothing was lost
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one line at once. Where that is impossible, say so once and go on without."""
+    def append(self, entry: dict[str, Any]) -> None:
+        """Write one entry at once. Where that is impossible, say so once and go on without."""
         before = self.size()
-        lines = [record]
+        entries = [entry]
         if before == 0:
-            lines.insert(0, {"conversation": self.id, "folders": self.folders})
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+            entries.insert(0, {"conversation": self.id, "folders": self.folders})
+        text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in entries)
         data = self.settings.without_key(text).encode("utf-8", "replace")
         self.expected += len(data)  # also if that fails: then the record is not whole
         try:
@@ -1026,7 +1027,7 @@ class Transcript:
             self.name = None
 
     def size(self) -> int:
-        """Bytes of the record where its name says; 0 if it is not there."""
+        """Bytes of the record on disk; 0 if it is not there."""
         return os.path.getsize(self.path) if os.path.exists(self.path) else 0
 
     def open(self, path: Path, mode: str) -> IO[bytes]:
@@ -1107,30 +1108,30 @@ def load(agent: Agent, path: Path) -> int:
         for line in lines:
             try:
                 if line.strip():
-                    take_record(agent, json.loads(line))
+                    take_entry(agent, json.loads(line))
             except Exception:  # whatever else such a line may be
                 broken += 1
     return broken
 
 
-def take_record(agent: Agent, record: dict[str, Any]) -> None:
-    """Take one line of a record in. Raises if it is none, and then changes nothing."""
-    if "prompt" in record:
-        agent.prompts.append(Prompt(str(plain(record["prompt"]))))
-    elif "closed" in record:
-        close(agent.prompts, str(record["closed"]))
-    elif "folders" in record:
+def take_entry(agent: Agent, entry: dict[str, Any]) -> None:
+    """Take one entry of a record in. Raises if it is none, and then changes nothing."""
+    if "prompt" in entry:
+        agent.prompts.append(Prompt(str(plain(entry["prompt"]))))
+    elif "closed" in entry:
+        close(agent.prompts, str(entry["closed"]))
+    elif "folders" in entry:
         known = agent.transcript.folders
-        names = record["folders"]
+        names = entry["folders"]
         known += [name for name in names if re.fullmatch(FOLDER, name) and name not in known]
-    elif "view" in record:
-        messages = [sound(message) for message in record["messages"]]
-        prompts = [Prompt(str(p["text"]), str(p["state"])) for p in plain(record["prompts"])]
+    elif "view" in entry:
+        messages = [sound(message) for message in entry["messages"]]
+        prompts = [Prompt(str(p["text"]), str(p["state"])) for p in plain(entry["prompts"])]
         agent.messages = []
         agent.prompts = prompts
         take_messages(agent, messages, is_accepted=True)
-    elif "lost" not in record:
-        take_messages(agent, [sound(record)], is_accepted=record["role"] == "assistant")
+    elif "lost" not in entry:
+        take_messages(agent, [sound(entry)], is_accepted=entry["role"] == "assistant")
 
 
 def close(prompts: list[Prompt], state: str) -> None:
@@ -1151,7 +1152,6 @@ def take_messages(agent: Agent, messages: list[Message], is_accepted: bool) -> N
 def sound(message: Message) -> Message:
     """A message of a record, if it could be sent; else ValueError."""
     content = [known_fields(block) for block in plain(message["content"])]
-    # Some of the names become names of files.
     names = [block[key] for block in content for key in NAMES if key in block]
     is_sound = content and all(content) and all(map(VALID_NAME.fullmatch, names))
     if not is_sound or message["role"] not in ("user", "assistant"):
