@@ -233,7 +233,7 @@ class Prompt:
     """What the user typed, and what became of it."""
 
     text: str
-    state: str = "open"  # until a complete answer came: "done"; after Ctrl-C: "stopped"
+    state: str = "open"  # then "done" with a complete answer, or "stopped" by Ctrl-C
 
 
 @dataclass
@@ -278,15 +278,15 @@ class Agent:
     def run(self, prompt: str, attached: str = "") -> str:
         """Work on a prompt; `attached` is data that belongs to it. Returns the answer.
 
-        Raises Stopped if there is none, KeyboardInterrupt after Ctrl-C. Either way the
-        conversation can go on.
+        Raises Stopped if there is none: then the prompt stays open, and "go on" means it; and
+        KeyboardInterrupt after Ctrl-C. Either way the conversation can go on.
         """
         with interrupts.held():
             try:
                 self.begin(prompt, attached)
                 self.meet_server()
                 answer = self.work()
-            except KeyboardInterrupt:  # after Stopped the prompt stays open: "go on" means it
+            except KeyboardInterrupt:
                 if not all_blocks(self.messages[-1:], "tool_result"):  # they say it themselves
                     self.add("user", [text_block(STOPPED_HERE)])
                 self.log({"closed": "stopped"})
@@ -302,7 +302,7 @@ class Agent:
             self.budget.fit(self.settings, self.model.window)
 
     def begin(self, prompt: str, attached: str) -> None:
-        """Add a prompt to the conversation, what was piped in before it."""
+        """Add a prompt to the conversation, and before it what was piped in."""
         self.model.spent.clear()
         self.forgot = 0
         self.last_result = []
@@ -372,7 +372,7 @@ class Agent:
             self.messages = without_thinking(self.messages)
         enough = 0 if is_cold else self.budget.clear_at_least / self.budget.ratio
         if not enough:
-            self.model.places.clear()
+            self.model.places.clear()  # so clear from the beginning on
         cleared = micro_compact(
             self.messages,
             saved_as=self.transcript.address,
@@ -641,7 +641,7 @@ def used_files(pairs: list[tuple[Block, Block]]) -> dict[str, Block]:
 
 
 def newest_readings(pairs: list[tuple[Block, Block]], keep_files: int) -> list[str]:
-    """The calls that read the last `keep_files` files, as long as what they read still holds."""
+    """Ids of the calls that read the last `keep_files` files, unless these were changed since."""
     calls = used_files(pairs).values()
     return [call["id"] for call in calls if not TOOLS[call["name"]].changes][:keep_files]
 
@@ -660,7 +660,7 @@ def replace_results(messages: list[Message], texts: dict[str, str]) -> list[Mess
 
 
 def last_change(before: list[Message], after: list[Message]) -> str:
-    """The call whose result is the last that differs."""
+    """The id of the call whose result is the last that differs."""
     old = all_blocks(before, "tool_result")
     new = [result for result in all_blocks(after, "tool_result") if result not in old]
     return str(new[-1]["tool_use_id"])
@@ -863,7 +863,7 @@ def newest_messages(
 ) -> list[Message]:
     """The newest messages that fit into `room` bytes; never a result without its call.
 
-    If not even the last reply fits, it stays with its results cut, or from twice `room` on goes.
+    If not even the last reply fits, its results are cut; with more than twice `room` it goes.
     """
     newest: list[Message] = []
     for start in reversed(range(len(messages))):
@@ -913,7 +913,7 @@ MAX_TOKENS = 16_000  # of one reply; every current model allows it
 FULL_SHARE = 0.95  # of the limit: the next results must fit, too
 COLD_SHARE = 0.4  # of the limit: with a cold cache a summary pays from here on
 BYTES_PER_TOKEN = 3.4  # of text; the rest of `estimate_tokens`' 4 is for what JSON adds
-MANY = 10**9  # tokens: no window that we know of
+MANY = 10**9  # tokens: more than any window has; seconds: 30 years
 
 
 @dataclass
@@ -947,6 +947,7 @@ class Budget:
         self.limit = min(self.limit, (window or self.used) * 3 // 4)
 
     def count(self, messages: list[Message]) -> int:
+        """Tokens of a request with these messages."""
         return int((self.fixed + estimate_tokens(messages)) * self.ratio)
 
     def is_full(self, past: int) -> bool:
@@ -1194,7 +1195,7 @@ HINTS = {401: KEY_NAMES, 403: KEY_NAMES, 404: "MODEL_ID, AGENT_SUMMARY_MODEL, AN
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 LOST = "No result is left of this call: it may or may not have run."
 BEGINNING_LOST = "[The beginning is lost.]"
-CACHED = {"type": "ephemeral"}  # on a block: keep what stands up to it in the cache
+CACHED = {"type": "ephemeral"}  # of a block or a request: what goes up to its end is cached
 FIRST_BLOCK = "the first block"  # as a place, beside the ids of calls
 
 VALID_NAME = re.compile("[A-Za-z0-9_-]{1,64}")  # an id, or the name of a tool, that the API takes
@@ -1232,7 +1233,7 @@ class Refused(Stopped):
 
 
 class Model:
-    """One request to the Messages API, with retries. Owns the client and the cache's clock."""
+    """Requests to the Messages API, with retries; what they share; what the cache holds."""
 
     def __init__(self, settings: Settings, screen: Screen, transcript: Transcript) -> None:
         self.settings = settings
@@ -1312,7 +1313,7 @@ class Model:
             }
             if self.takes_cache_control:
                 params["cache_control"] = CACHED
-                mark(sent, self.places[-2:])
+                mark(sent, self.places[-2:])  # to read up to the older, to write up to the newer
             try:
                 return self.receive(params, is_summary)
             except Exception as error:  # of the SDK, httpx2, json: whatever a server can cause
@@ -1872,7 +1873,7 @@ class Output:
         return self.is_open
 
     def drain(self, patience: float) -> None:
-        """Take what an ended command has left; `patience`: seconds in which others may end."""
+        """Take what an ended command has left; `patience`: seconds that killed processes have."""
         for _ in range(3):  # a full pipe, what came between, and its end
             self.take(patience)
 
