@@ -743,17 +743,17 @@ def ask_for_summary(agent: Agent, messages: list[Message], focus: str, model: st
     """One request with the same beginning as the last: its messages are read from the cache."""
     order = text_block(SUMMARY.format(focus or "what you need to go on"))
     asked = [*messages, {"role": "user", "content": [order]}]
-    room = agent.budget.max_reply
+    max_tokens = agent.budget.max_reply
     try:
-        reply = agent.model.request(asked, room, model, is_summary=True)
+        reply = agent.model.request(asked, max_tokens, model, is_summary=True)
         if reply.is_cut:  # thinking may have used the room up
             agent.screen.line("[the summary was cut off: once more, with twice the room]")
-            reply = agent.model.request(asked, 2 * room, model, is_summary=True)
+            reply = agent.model.request(asked, 2 * max_tokens, model, is_summary=True)
     except Refused as refusal:
         if "max_tokens" not in str(refusal):
             raise
         agent.screen.line("[the summary does not fit: once more, with less room for it]")
-        reply = agent.model.request(asked, room // 4, model, is_summary=True)
+        reply = agent.model.request(asked, max_tokens // 4, model, is_summary=True)
 
     text = reply.text.strip()
     if reply.is_cut or reply.stop_reason == "refusal":
