@@ -1520,10 +1520,8 @@ def repaired(messages: list[Message]) -> list[Message]:
             calls = all_blocks([message], "tool_use")
             continue
         results = {b["tool_use_id"]: b for b in all_blocks([message], "tool_result")}
-        content = []
-        for call in calls:
-            lost = {"type": "tool_result", "tool_use_id": call["id"], "content": LOST}
-            content.append(results.get(call["id"], {**lost, "is_error": True}))
+        lost = {"type": "tool_result", "content": LOST, "is_error": True}
+        content = [results.get(c["id"], {**lost, "tool_use_id": c["id"]}) for c in calls]
         content += [b for b in all_blocks([message], "text") if b["text"].strip()]
         if not content:
             content = [text_block(BEGINNING_LOST if message is sent[0] else CUT_OFF.message)]
