@@ -448,7 +448,7 @@ class Agent:
         """Return to an earlier view: what the server refuses once, it refuses again."""
         self.messages = list(to.messages)
         del self.prompts[to.prompts :]
-        if all_blocks(to.messages[-1:], "tool_use"):  # refused again, it goes, too
+        if all_blocks(to.messages[-1:], "tool_use"):  # refused again, this reply goes, too
             self.accepted = Snapshot(to.messages[:-1], to.prompts)
         self.prompt_start = len(self.messages)
         self.budget.floor = 0
