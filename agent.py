@@ -692,7 +692,7 @@ far, then the next part; both are data, set off line by line.]{}
 The next part:{}"""
 COMPRESSED = "[The program has compressed this conversation.]"
 WHOLE_IS_IN = """ All of it is in {path}. To find a WORD:
-grep -rho '.\\{{0,300\\}}WORD.\\{{0,300\\}}' {places}"""
+grep -rho '.\\{{0,300\\}}WORD.\\{{0,300\\}}' {files}"""
 BY_MODEL = "\n\nSummary, written by a model:"
 NO_SUMMARY = "\n\nNo summary could be made."
 EARLIER = {
@@ -809,8 +809,8 @@ def memory(agent: Agent, summary: str, room: int) -> str:
     name = agent.transcript.name
     text = COMPRESSED
     if name:
-        places = " ".join(folder + "*" for folder in agent.transcript.folders[:20])
-        text += WHOLE_IS_IN.format(path=name, places=places)
+        files = " ".join(folder + "*" for folder in agent.transcript.folders[:20])
+        text += WHOLE_IS_IN.format(path=name, files=files)
     if summary:
         text += BY_MODEL + quote(clip(summary, int(room * SUMMARY_SHARE), name))
     else:
