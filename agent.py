@@ -717,7 +717,7 @@ WORTHLESS_SHARE = 0.8  # of what was there; a compaction that leaves more is thr
 SMALLEST_PART = 2_000  # characters; a model that does not take this takes nothing
 
 
-def summarize(agent: Agent, focus: str, in_parts: bool = False) -> str:
+def summarize(agent: Agent, focus: str, in_parts: bool) -> str:
     """The model's summary of the view; in parts if it does not fit into one request.
 
     Raises Stopped if there is no usable one.
@@ -988,7 +988,7 @@ class Budget:
 
 RECORDS = ".transcripts"
 NAMES = ("id", "name", "tool_use_id")  # fields of blocks; some become names of files
-FOLDER = r"\.transcripts/[A-Za-z0-9_-]{1,99}"
+FOLDER = r"\.transcripts/[A-Za-z0-9_-]{1,99}"  # of the long results of a conversation
 MEMORY = f"{RECORDS}/MEMORY.md"  # the agent's own, for later conversations
 
 
