@@ -46,7 +46,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timezone
 from itertools import groupby, islice
 from pathlib import Path
@@ -287,8 +287,7 @@ class Agent:
                 self.meet_server()
                 answer = self.work()
             except KeyboardInterrupt:
-                if not all_blocks(self.messages[-1:], "tool_result"):  # they say it themselves
-                    self.add("user", [text_block(STOPPED_HERE)])
+                self.add("user", [text_block(STOPPED_HERE)])
                 self.log({"closed": "stopped"})
                 raise
             self.log({"closed": "done"})
@@ -429,15 +428,15 @@ class Agent:
 
         We believe in an overflow only if the request was larger than any that this server took.
         """
-        limit = self.budget.limit
+        budget = replace(self.budget)
         if refusal.overflow and self.budget.used > self.budget.largest:
-            self.budget.shrink(self.settings, refusal.window)
+            self.budget.shrink(self.settings, refusal.window, self.model.window)
             if self.auto_compact(overflow=True):
                 try:
                     return self.request()
                 except Refused as again:  # so it was no overflow, or nothing helps
                     refusal = again
-                    self.budget.limit = limit
+                    self.budget = budget
         if refusal.status in (200, 400, 413, 422):  # about what was sent, not the key or the model
             self.step_back(self.accepted)
         elif self.prompt_start == len(self.messages) - 1:
@@ -661,9 +660,8 @@ def replace_results(messages: list[Message], texts: dict[str, str]) -> list[Mess
 
 def last_change(before: list[Message], after: list[Message]) -> str:
     """The id of the call whose result is the last that differs."""
-    old = all_blocks(before, "tool_result")
-    new = [result for result in all_blocks(after, "tool_result") if result not in old]
-    return str(new[-1]["tool_use_id"])
+    pairs = zip(all_blocks(before, "tool_result"), all_blocks(after, "tool_result"), strict=True)
+    return str([new["tool_use_id"] for old, new in pairs if old is not new][-1])
 
 
 def without_thinking(messages: list[Message]) -> list[Message]:
@@ -941,9 +939,9 @@ class Budget:
         if settings.clear_at_least is not None:
             self.clear_at_least = settings.clear_at_least
 
-    def shrink(self, settings: Settings, window: int) -> None:
-        """Remember a window that is smaller than we thought; 0: it is not known how small."""
-        self.fit(settings, window)
+    def shrink(self, settings: Settings, window: int, known: int) -> None:
+        """Remember a window that is smaller than the one that was known; 0: not how small."""
+        self.fit(settings, window or known)
         self.limit = min(self.limit, (window or self.used) * 3 // 4)
 
     def count(self, messages: list[Message]) -> int:

@@ -1101,16 +1101,19 @@ def test_the_budget_fits_the_model_s_window():
 def test_a_smaller_window_lowers_the_limit_for_good():
     settings = agent.Settings()
     budget = agent.Budget(fixed=0, used=9_000)
-    budget.shrink(settings, 8_000)
+    budget.shrink(settings, 8_000, 0)
     assert (budget.limit, budget.max_reply) == (6_000, 2_000)
     unknown = agent.Budget(fixed=0, used=9_000)
-    unknown.shrink(settings, 0)
+    unknown.shrink(settings, 0, 0)
     assert unknown.limit == 6_750
+    learned = agent.Budget(fixed=0, used=5_000)
+    learned.shrink(settings, 0, 8_192)  # the list of models has said so
+    assert (learned.limit, learned.max_reply) == (3_750, 2_048)
     never = agent.Budget(fixed=0, used=9_000)
-    never.shrink(agent.Settings(threshold=0), 8_000)
+    never.shrink(agent.Settings(threshold=0), 8_000, 0)
     assert never.limit == 6_000
     set_by_hand = agent.Budget(fixed=0, used=9_000)
-    set_by_hand.shrink(agent.Settings(threshold=5_000), 8_000)
+    set_by_hand.shrink(agent.Settings(threshold=5_000), 8_000, 0)
     assert set_by_hand.limit == 5_000
 
 

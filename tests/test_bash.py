@@ -687,8 +687,8 @@ def test_ctrl_c_ends_a_command_and_the_conversation_goes_on(serve, tmp_path, mar
     first, second = answers(api)
     assert first == f"begun\n{INTERRUPTED}" and second.startswith("Not run")
     last = api.requests[-1].messages[-1]["content"]
-    assert [block["type"] for block in last] == ["tool_result", "tool_result", "text"]
-    assert last[-1]["text"] == "And now?"
+    assert [block["type"] for block in last] == ["tool_result", "tool_result", "text", "text"]
+    assert [block["text"] for block in last[2:]] == ["[The user stopped you here.]", "And now?"]
     assert not (tmp_path / "late").exists() and not (tmp_path / "never").exists()
 
 

@@ -597,6 +597,15 @@ def test_ctrl_c_while_the_model_answers_keeps_what_it_said(serve, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+def test_ctrl_c_before_the_first_word_is_told_to_the_model_too(serve, tmp_path):
+    """Also where nothing but results stands before it."""
+    api = serve([Reply(bash("echo done")), Reply(end="stall", thinks=False)])
+    a = make_agent(api, tmp_path)
+    with interrupt_when(lambda: len(api.requests) == 2):
+        a.run("work")
+    assert texts(alive(a, api)).endswith("[The user stopped you here.]\nAnyone there?")
+
+
 def test_ctrl_c_before_the_first_word_tells_the_model_that_it_was_stopped(serve, tmp_path):
     api = serve([Reply(end="stall", thinks=False)])
     a = make_agent(api, tmp_path)
