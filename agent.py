@@ -19,7 +19,7 @@ you: "fix the failing test"                  every message is on disk first: [7]
 
 python agent.py                      a conversation in the terminal [11]
 python agent.py -c                   go on with the last one
-python agent.py -p "fix the bug"     one task; the answer goes to stdout; settings: [1]
+python agent.py -p "fix the bug"     one task; the answer goes to stdout
 """
 
 from __future__ import annotations
@@ -483,7 +483,7 @@ class Agent:
             try:
                 text, is_error = self.run_call(call)
             except (KeyboardInterrupt, SystemExit):
-                text, is_error = INTERRUPTED, False
+                text, is_error = INTERRUPTED, False  # it may have done something
                 interrupts.handle(signal.SIGINT)  # also if it was raised by another handler
             self.add_result(call, text, is_error)
         interrupts.check()
@@ -1141,7 +1141,10 @@ def close(prompts: list[Prompt], state: str) -> None:
 
 
 def take_messages(agent: Agent, messages: list[Message], is_accepted: bool) -> None:
-    """Append messages to the view. `is_accepted`: the server has taken all that is in it."""
+    """Append messages to the view. `is_accepted`: the server has taken all that is in it.
+
+    Thinking is left out: it may be another server, or another model, that goes on.
+    """
     agent.messages += without_thinking(messages)
     agent.model.call_ids.update(call["id"] for call in all_blocks(messages, "tool_use"))
     if is_accepted:
@@ -1601,7 +1604,7 @@ def project_notes(root: Path, screen: Screen) -> str:
 
 MAX_OUTPUT = 200_000_000  # bytes of output after which a command is killed: disks are not endless
 MAX_FILE = 10_000_000  # bytes that are taken into memory
-MAX_SHOWN = 1_000_000  # bytes of both ends of an output; the model sees less
+MAX_SHOWN = 1_000_000  # bytes of each end of an output, and of a line; the model sees less
 MAX_TIMEOUT = 3_600  # seconds
 LF = b"\n"
 CRLF = b"\r\n"
@@ -1986,8 +1989,8 @@ def edit_file(
     wanted = seen.replace(old, new)
     if old.replace(LF, CRLF) in data:
         old = old.replace(LF, CRLF)
-    around = data[data.find(old) :] + data
-    if around[: around.find(LF) + 1].endswith(CRLF):  # line ends as they are there
+    around = data[data.find(old) :] + data  # the next line end, or else the first of the file
+    if around[: around.find(LF) + 1].endswith(CRLF):
         new = new.replace(LF, CRLF)
     edited = data.replace(old, new)
     if edited.replace(CRLF, LF) != wanted:
@@ -2107,8 +2110,9 @@ class Permission:
         self.always: set[str] = set()  # what was allowed for good
 
     def __call__(self, call: Block) -> Verdict:
-        rule = which = call["name"]  # "always" means this file tool
-        if not TOOLS[rule].changes:  # of all else, this very call
+        """Ask, unless it was allowed for good: for a file tool, or for just this call of another."""
+        rule = which = call["name"]
+        if not TOOLS[rule].changes:
             rule = json.dumps([rule, call["input"]])
             which = "this"
         if not self.is_asking or rule in self.always:
@@ -2606,7 +2610,7 @@ def start(options: argparse.Namespace) -> int:
     try:
         agent.meet_server()
     except Stopped as reason:
-        raise ValueError(str(reason)) from None
+        raise ValueError(str(reason)) from None  # a setting is missing
     loading = threading.Timer(0.2, preload, [agent.model])  # seconds: after the prompt is shown
     loading.daemon = True
     loading.start()
