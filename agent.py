@@ -315,7 +315,7 @@ class Agent:
             data = clip(attached, self.budget.result_cap([]), address)
             content.insert(0, text_block("[Standard input]\n" + data))
             prompt += f"\n[Standard input was: {address or data}]"
-        self.log({"prompt": prompt})
+        self.log({"prompt": vars(Prompt(prompt))})
         self.add("user", content)
 
     def log(self, entry: dict[str, Any]) -> None:
@@ -447,6 +447,8 @@ class Agent:
         """Return to an earlier view: what the server refuses once, it refuses again."""
         self.messages = list(to.messages)
         del self.prompts[to.prompts :]
+        if self.accepted.prompts > to.prompts:  # it holds a prompt that has gone
+            self.accepted = to
         if all_blocks(to.messages[-1:], "tool_use"):  # refused again, this reply goes, too
             self.accepted = Snapshot(to.messages[:-1], to.prompts)
         self.prompt_start = len(self.messages)
@@ -460,13 +462,17 @@ class Agent:
             for result in all_blocks(self.messages, "tool_result"):
                 self.transcript.keep(result["tool_use_id"], block_text(result))
             self.log_view("written again")
-            self.transcript.expected = self.transcript.size()
+            if self.transcript.name:  # else it is as incomplete as before
+                self.transcript.expected = self.transcript.size()
 
     def log_view(self, why: str, before: int = 0) -> None:
         """Write to the transcript what the model sees from here on; `before`: tokens."""
+        taken = self.accepted.messages
+        is_start = self.messages[: len(taken)] == taken
         self.transcript.append(
             {
                 "view": why,
+                "accepted": [len(taken) if is_start else 0, self.accepted.prompts],
                 "tokens": [before, self.budget.used],
                 "prompts": [vars(prompt) for prompt in self.prompts],
                 "messages": self.messages,
@@ -835,7 +841,7 @@ def files_on_disk(agent: Agent, room: int) -> str:
     for path in list(used_files(pairs))[:RECENT_FILES]:
         title = one_line(path, 300)
         text = agent.workspace.small_text(path, each)
-        if not text:
+        if text is None:
             title += ", not shown whole; what the last edits put into it"
             text = last_edits(pairs, path, each)
         shown = f"\n{title}:" + quote(agent.settings.without_key(text))
@@ -986,6 +992,7 @@ class Budget:
 
 RECORDS = ".transcripts"
 NAMES = ("id", "name", "tool_use_id")  # fields of blocks; some become names of files
+DEEPEST = 100  # nested lists and objects in a message
 FOLDER = r"\.transcripts/[A-Za-z0-9_-]{1,99}"  # of the long results of a conversation
 MEMORY = f"{RECORDS}/MEMORY.md"  # the agent's own, for later conversations
 
@@ -1049,13 +1056,15 @@ class Transcript:
     def fill(self, name: str, source: IO[bytes]) -> None:
         """Make a file with all that is in another; on a full disk there is none."""
         path = self.root / self.folder / f"{name}.txt"
-        try:
-            source.seek(0)
-            with self.open(path, "xb") as file:
-                shutil.copyfileobj(source, file)
-        except OSError:
-            with suppress(OSError):
-                path.unlink()
+        part = path.with_suffix(".part")
+        with suppress(OSError):
+            try:
+                source.seek(0)
+                with self.open(part, "xb") as file:
+                    shutil.copyfileobj(source, file)
+                part.rename(path)
+            finally:
+                part.unlink(missing_ok=True)
 
     def address(self, name: str) -> str | None:
         """The file with the whole of the result of that call, if there is one."""
@@ -1082,11 +1091,12 @@ def resume(agent: Agent, wanted: str = "") -> str:
     Returns a line for the user. Raises Stopped if there is none.
     """
     folder = agent.workspace.root / RECORDS
-    paths = [path for path in sorted(folder.glob("*.jsonl"), reverse=True) if is_plain(path)]
+    paths = sorted(folder.glob("*.jsonl"), reverse=True)  # a name may go into a command
+    paths = [path for path in paths if VALID_NAME.fullmatch(path.stem) and is_plain(path)]
     for path in paths:
         if wanted in ("", path.stem):
             broken = load(agent, path)
-            if wanted or agent.accepted.messages:
+            if wanted or agent.accepted.prompts:
                 agent.log_view("continued")
                 count = len(agent.messages)
                 return f"[continued {path.stem}: {count} messages, {broken} broken lines skipped]"
@@ -1116,19 +1126,22 @@ def load(agent: Agent, path: Path) -> int:
 def take_entry(agent: Agent, entry: dict[str, Any]) -> None:
     """Take one entry of a record in. Raises if it is none, and then changes nothing."""
     if "prompt" in entry:
-        agent.prompts.append(Prompt(str(plain(entry["prompt"]))))
+        agent.prompts.append(sound_prompt(entry["prompt"]))
     elif "closed" in entry:
-        close(agent.prompts, str(entry["closed"]))
+        close(agent.prompts, sound_prompt({"text": "", "state": entry["closed"]}).state)
     elif "folders" in entry:
         known = agent.transcript.folders
         names = entry["folders"]
         known += [name for name in names if re.fullmatch(FOLDER, name) and name not in known]
     elif "view" in entry:
         messages = [sound(message) for message in entry["messages"]]
-        prompts = [Prompt(str(p["text"]), str(p["state"])) for p in plain(entry["prompts"])]
+        prompts = [sound_prompt(prompt) for prompt in entry["prompts"]]
+        taken, answered = map(int, entry.get("accepted", [0, 0]))
         agent.messages = []
         agent.prompts = prompts
-        take_messages(agent, messages, is_accepted=True)
+        take_messages(agent, messages[:taken], is_accepted=True)
+        agent.accepted.prompts = answered
+        take_messages(agent, messages[taken:], is_accepted=False)
     elif "lost" not in entry:
         take_messages(agent, [sound(entry)], is_accepted=entry["role"] == "assistant")
 
@@ -1156,9 +1169,23 @@ def sound(message: Message) -> Message:
     content = [known_fields(block) for block in plain(message["content"])]
     names = [block[key] for block in content for key in NAMES if key in block]
     is_sound = content and all(content) and all(map(VALID_NAME.fullmatch, names))
-    if not is_sound or message["role"] not in ("user", "assistant"):
+    if not is_sound or depth(content) > DEEPEST or message["role"] not in ("user", "assistant"):
         raise ValueError("no message")
     return {"role": message["role"], "content": content}
+
+
+def depth(data: Any) -> int:
+    """How deep lists and objects are nested."""
+    if isinstance(data, dict):
+        data = list(data.values())
+    return 1 + max(map(depth, data), default=0) if isinstance(data, list) else 0
+
+
+def sound_prompt(data: Any) -> Prompt:
+    """A prompt of a record; raises if it is none."""
+    if data["state"] not in ("open", "done", "stopped"):
+        raise ValueError("no prompt")
+    return Prompt(str(plain(data["text"])), data["state"])
 
 
 # ================================ 8  The model ================================
@@ -1283,8 +1310,9 @@ class Model:
         if self.client is None:
             options: dict[str, Any] = {}
             if self.settings.is_own_server:
-                # Some close what they said they would keep; some read only this key.
-                headers = {"Connection": "close", "x-api-key": self.settings.key}
+                headers = {"Connection": "close"}  # some close what they said they would keep
+                if self.settings.key != self.settings.auth_token:
+                    headers["x-api-key"] = self.settings.key  # some read only this one
                 options = {"default_headers": headers, "timeout": anthropic.Timeout(None)}
             self.client = anthropic.Anthropic(
                 auth_token=self.settings.key,
@@ -1610,12 +1638,12 @@ LF = b"\n"
 CRLF = b"\r\n"
 PIPE_SIZE = 65_536  # bytes that a pipe may hold when its command has ended
 PLAIN_OUTPUT = {"PAGER": "cat", "TERM": "dumb", "NO_COLOR": "1", "GIT_TERMINAL_PROMPT": "0"}
-RECORD_LINE = re.compile(rb"(?m)^(\S*/)?\.transcripts/.*\n?")
+RECORD_LINE = re.compile(rb"(?m)^(\./|/\S*/)?\.transcripts/.*\n?")
 ESCAPES = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(\x07|\x1b\\)|[ -/]*[0-~]?)"
     r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"  # and other control characters
 )
-TYPES = {str: "string", int: "integer", float: "number", bool: "boolean"}
+TYPES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 SHOWN_CHARS = 200  # of an argument, in the line of the call
 
 
@@ -1638,6 +1666,7 @@ class Change:
         if str(self.file) != os.path.normpath(self.root / self.path):
             lines.append(f"it leads to {self.file}")
         for line in changed_lines(byte_lines(self.old or b""), byte_lines(self.new)):
+            line = line.replace(NO_NEWLINE, "  (no newline at the end)")
             data = line.encode("utf-8", "surrogateescape")
             lines.append(data.decode("utf-8", "backslashreplace"))
         return lines
@@ -1655,8 +1684,7 @@ class Tool:
     handles_ctrl_c: bool = False  # else Ctrl-C may end it anywhere
 
     def arguments(self) -> dict[str, inspect.Parameter]:
-        signature = inspect.signature(self.function, eval_str=True)
-        return dict(list(signature.parameters.items())[1:])
+        return dict(list(inspect.signature(self.function).parameters.items())[1:])
 
     def description(self, name: str) -> dict[str, Any]:
         """The tool as the API wants it described."""
@@ -1666,7 +1694,7 @@ class Tool:
             "description": one_line(self.function.__doc__ or "", 2_000),
             "input_schema": {
                 "type": "object",
-                "properties": {n: {"type": TYPES[a.annotation]} for n, a in arguments.items()},
+                "properties": {n: {"type": TYPES[type_name(a)]} for n, a in arguments.items()},
                 "required": [n for n, a in arguments.items() if a.default is a.empty],
             },
         }
@@ -1676,8 +1704,8 @@ class Tool:
         checked = {}
         for name, argument in self.arguments().items():
             value = call["input"].get(name)
-            wanted = argument.annotation
-            if type(value) in (wanted, int if wanted is float else wanted):
+            wanted = type_name(argument)
+            if type(value).__name__ in (wanted, "int" if wanted == "float" else wanted):
                 checked[name] = value
             elif value is not None or argument.default is argument.empty:
                 given = "it is missing" if value is None else f"not {one_line(repr(value), 40)}"
@@ -1691,6 +1719,11 @@ class Tool:
             if name != self.shown or (self.asks and one_line(str(value), SHOWN_CHARS) != value):
                 lines += [f"{name}: {line}" for line in str(value).split("\n")]
         return lines
+
+
+def type_name(argument: inspect.Parameter) -> str:
+    """The annotation of an argument, be it a type or its name."""
+    return str(getattr(argument.annotation, "__name__", argument.annotation))
 
 
 def shown_argument(call: Block) -> str:
@@ -1738,12 +1771,12 @@ class Workspace:
             raise ValueError(f"{path} has more than {limit:,} bytes; use bash")
         return data
 
-    def small_text(self, path: str, size: int) -> str:
-        """A text of at most `size` bytes; "" if it is something else."""
+    def small_text(self, path: str, size: int) -> str | None:
+        """A text of at most `size` bytes; None if it is something else."""
         with suppress(ValueError, OSError):
             text = self.content(path, size).decode()
-            return "" if "\0" in text else text
-        return ""
+            return None if "\0" in text else text
+        return None
 
     def apply(self, change: Change) -> str:
         """Make a change, unless someone else has changed the file meanwhile."""
@@ -1766,7 +1799,7 @@ def bash(agent: Agent, command: str, timeout: float = 0) -> str:
     limit = timeout or agent.settings.bash_timeout
     if not 0 < limit <= max(MAX_TIMEOUT, agent.settings.bash_timeout):
         raise ValueError(f"timeout must be more than 0 and at most {MAX_TIMEOUT:,} seconds")
-    with agent.screen.modes_kept():
+    with interrupts.held(), agent.screen.modes_kept():
         shell = start_shell(command, agent.workspace.root)
         try:
             output = Output(shell.stdout, agent.settings, hides_record=RECORDS not in command)
@@ -1863,7 +1896,9 @@ class Output:
         end = data.rfind(LF) + 1 if self.is_open else len(data)
         if len(data) - end > MAX_SHOWN:  # a line without an end; half a key may stand there
             end = len(data) - 1_000
-        self.rest = data[end:]
+        start = data.rfind(LF, 0, end) + 1
+        goes_on = self.hides_record and start < end and RECORD_LINE.match(data, start)
+        self.rest = (b".transcripts/" if goes_on else b"") + data[end:]
         data = data[:end]
         if self.hides_record and b".transcripts/" in data:
             data = RECORD_LINE.sub(b"", data)
@@ -1993,7 +2028,7 @@ def edit_file(
     if around[: around.find(LF) + 1].endswith(CRLF):
         new = new.replace(LF, CRLF)
     edited = data.replace(old, new)
-    if edited.replace(CRLF, LF) != wanted:
+    if edited.replace(CRLF, LF) != wanted.replace(CRLF, LF):
         raise ValueError(f"{path} has different line ends in these places; change it with bash")
     done = f"Edited {path}: {data.count(old)} replaced, the first on line {line}."
     return Change(file, path, data, edited, done, agent.workspace.root)
@@ -2009,6 +2044,9 @@ def replace_file(file: Path, data: bytes) -> None:
     if before and not os.access(file, os.W_OK):
         raise ValueError(f"Permission denied: {file}")
     new = file.with_name(f".new-{os.urandom(6).hex()}")
+    if before and not os.access(file.parent, os.W_OK):
+        file.write_bytes(data)
+        return
     try:
         with open(new, "xb", opener=private if before else None) as made:
             made.write(data)
@@ -2027,10 +2065,13 @@ def replace_file(file: Path, data: bytes) -> None:
         new.unlink(missing_ok=True)
 
 
+NO_NEWLINE = "\udfff"  # a mark that no file can hold
+
+
 def byte_lines(data: bytes) -> list[str]:
     """The lines of a file, its odd bytes as lone surrogates."""
     *lines, last = data.decode("utf-8", "surrogateescape").split("\n")
-    return [*lines, last + "  (no newline at the end)"] if last else lines
+    return [*lines, last + NO_NEWLINE] if last else lines
 
 
 def changed_lines(before: list[str], after: list[str]) -> list[str]:
@@ -2110,7 +2151,7 @@ class Permission:
         self.always: set[str] = set()  # what was allowed for good
 
     def __call__(self, call: Block) -> Verdict:
-        """Ask, unless it was allowed for good: for a file tool, or for just this call of another."""
+        """Ask, unless it was allowed for good: a file tool; of other tools, this very call."""
         rule = which = call["name"]
         if not TOOLS[rule].changes:
             rule = json.dumps([rule, call["input"]])
@@ -2327,12 +2368,19 @@ class Interrupts:
         """What comes in this block raises where signals are allowed, at last at its end."""
         were_held = self.are_held
         self.are_held = True
+        is_main = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGINT)
+        is_borrowed = is_main and handler is signal.default_int_handler  # in another program
+        if is_borrowed:
+            signal.signal(signal.SIGINT, self.handle)
         self.depth += 1
         try:
             yield
         finally:
             self.depth -= 1
             self.are_held = were_held
+            if is_borrowed:
+                signal.signal(signal.SIGINT, handler)
             if self.depth == 0:
                 self.check()
 
@@ -2539,7 +2587,8 @@ def load_history(path: Path) -> None:
     with suppress(OSError):
         if is_plain(path):
             for line in path.read_text("utf-8", "replace").splitlines()[-1_000:]:
-                readline.add_history(visible(line))
+                with suppress(UnicodeEncodeError):  # another locale has written it
+                    readline.add_history(visible(line))
 
 
 def save_history(agent: Agent, typed: str) -> None:
@@ -2564,7 +2613,7 @@ def run_one(agent: Agent, prompt: str) -> int:
         attached = sys.stdin.read()
     if not prompt.strip():
         raise Stopped("The prompt is empty.")
-    return turn(agent, os.fsencode(prompt).decode("utf-8", "replace"), attached)
+    return turn(agent, prompt, attached)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -2615,7 +2664,8 @@ def start(options: argparse.Namespace) -> int:
     loading.daemon = True
     loading.start()
     if one_shot:
-        return run_one(agent, options.prompt)
+        # Whatever the locale has made of the argument.
+        return run_one(agent, os.fsencode(options.prompt).decode("utf-8", "replace"))
     if screen.is_terminal:
         window = f", window {agent.model.window:,} tokens" if agent.model.window else ""
         screen.line(f"[{agent.model.name} at {settings.shown_url}{window}. /help lists commands]")

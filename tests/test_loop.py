@@ -653,8 +653,8 @@ def test_ctrl_c_works_also_for_a_program_with_its_own_handler(serve, tmp_path):
     with interrupt_when((tmp_path / "started").exists):
         a.run("work")
     assert processes("sleep 61.409") == []
-    contents = [result["content"] for result in results(alive(a, api))]
-    assert contents == [agent.INTERRUPTED, agent.NEVER_STARTED]
+    first, second = results(alive(a, api))
+    assert first["content"].startswith("half-way") and "Not run" in second["content"]
     assert not (tmp_path / "second").exists()
 
 

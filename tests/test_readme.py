@@ -634,7 +634,7 @@ def test_the_tool_is_told_to_the_model_and_asks_if_it_is_to(serve, execute, tmp_
     right, wrong = results(api.requests[1].messages)
     assert right["content"] == "5 words" and wrong["is_error"] is True
     types = code(re.search(r"its arguments \((.*?)\)", one_line(README))[1])
-    assert [kind.__name__ for kind in agent.TYPES] == types
+    assert list(agent.TYPES) == types
     agent.TOOLS["word_count"] = replace(agent.TOOLS["word_count"], asks=True)
     a = make_agent(api, tmp_path, allow=agent.read_only)
     a.run("count")

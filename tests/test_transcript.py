@@ -120,7 +120,7 @@ def test_the_record_has_each_message_as_the_api_has_it(serve, tmp_path):
     a.run("look")
     first, prompt, *rest, closed = lines_of(a.transcript.path)
     assert first == {"conversation": a.transcript.id, "folders": [a.transcript.folder]}
-    assert prompt == {"prompt": "look"}
+    assert prompt == {"prompt": {"text": "look", "state": "open"}}
     assert rest == a.messages
     assert closed == {"closed": "done"}
     whole = (tmp_path / a.transcript.folder / "toolu_1.txt").read_text()
@@ -663,7 +663,7 @@ def test_what_the_server_refuses_is_found_out_after_a_new_start_too(serve, tmp_p
 
 
 def prompt_line(words):
-    return json.dumps({"prompt": words}).encode() + b"\n"
+    return json.dumps({"prompt": {"text": words, "state": "done"}}).encode() + b"\n"
 
 
 def plant(folder, files):
@@ -734,6 +734,10 @@ BROKEN_LINES = [
     b'{"view": "auto_compact", "messages": [7], "prompts": []}',
     b'{"view": "auto_compact", "messages": [], "prompts": 7}',
     b'{"view": "auto_compact", "messages": [], "prompts": [{"words": "INJ1"}]}',
+    b'{"prompt": 7}',
+    b'{"prompt": {"text": "INJ1", "state": 7}}',
+    b'{"closed": 7}',
+    b'{"closed": "INJ1"}',
     b'{"conversation": "x"}',
     b'{"conversation": "x", "folders": 7}',
 ]
