@@ -17,7 +17,7 @@ you: "fix the failing test"                  every message is on disk first: [7]
 [10] may it run? --> [9] run the tool, log its result --------------------------+
                          [5] compact: the tool with which the model asks for [4]
 
-python agent.py                      a conversation in the terminal [11]
+python agent.py                      a conversation in the terminal [11]; settings: [1]
 python agent.py -c                   go on with the last one
 python agent.py -p "fix the bug"     one task; the answer goes to stdout
 """
