@@ -283,15 +283,18 @@ class Agent:
         """
         with interrupts.held():
             try:
-                self.begin(prompt, attached)
-                self.meet_server()
-                answer = self.work()
+                try:
+                    self.begin(prompt, attached)
+                    self.meet_server()
+                    answer = self.work()
+                    self.log({"closed": "done"})
+                    return answer
+                finally:
+                    interrupts.check()  # it may have come while another end was on its way
             except KeyboardInterrupt:
                 self.add("user", [text_block(STOPPED_HERE)])
                 self.log({"closed": "stopped"})
                 raise
-            self.log({"closed": "done"})
-            return answer
 
     def meet_server(self) -> None:
         """Learn which model is there, and fit into its window what was not set by hand."""
