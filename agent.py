@@ -104,6 +104,11 @@ class Settings:
         """What is sent to the server; one of your own may need none, but the SDK does."""
         return self.api_key or self.auth_token or "none"
 
+    @property
+    def key_header(self) -> dict[str, str]:
+        """For servers that read only this one; a token is sent as a token alone."""
+        return {} if self.key == self.auth_token else {"x-api-key": self.key}
+
     def without_key(self, text: str) -> str:
         """The text as it may go to the screen, to the disk and to the model."""
         for key in (self.api_key, self.auth_token):
@@ -475,7 +480,7 @@ class Agent:
         self.transcript.append(
             {
                 "view": why,
-                "accepted": [len(taken) if is_start else 0, self.accepted.prompts],
+                "accepted": [len(taken if is_start else self.messages), self.accepted.prompts],
                 "tokens": [before, self.budget.used],
                 "prompts": [vars(prompt) for prompt in self.prompts],
                 "messages": self.messages,
@@ -1314,8 +1319,7 @@ class Model:
             options: dict[str, Any] = {}
             if self.settings.is_own_server:
                 headers = {"Connection": "close"}  # some close what they said they would keep
-                if self.settings.key != self.settings.auth_token:
-                    headers["x-api-key"] = self.settings.key  # some read only this one
+                headers |= self.settings.key_header
                 options = {"default_headers": headers, "timeout": anthropic.Timeout(None)}
             self.client = anthropic.Anthropic(
                 auth_token=self.settings.key,
@@ -1595,7 +1599,7 @@ def list_models(settings: Settings) -> list[dict[str, Any]]:
         def redirect_request(self, *args: Any) -> None:
             """The key goes to no other server."""
 
-    headers = {"Authorization": f"Bearer {settings.key}", "x-api-key": settings.key}
+    headers = {"Authorization": f"Bearer {settings.key}", **settings.key_header}
     try:
         request = Request(settings.url + "/v1/models", headers=headers)
         with build_opener(StayHere).open(request, timeout=MEETING_TIME) as answer:
@@ -1641,7 +1645,7 @@ LF = b"\n"
 CRLF = b"\r\n"
 PIPE_SIZE = 65_536  # bytes that a pipe may hold when its command has ended
 PLAIN_OUTPUT = {"PAGER": "cat", "TERM": "dumb", "NO_COLOR": "1", "GIT_TERMINAL_PROMPT": "0"}
-RECORD_LINE = re.compile(rb"(?m)^(\./|/\S*/)?\.transcripts/.*\n?")
+RECORD_LINE = re.compile(rb"(?m)^(\./|(\.\.)?/\S*/)?\.transcripts/.*\n?")
 ESCAPES = re.compile(
     r"\x1b(\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b\n]*(\x07|\x1b\\)|[ -/]*[0-~]?)"
     r"|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]"  # and other control characters
@@ -2041,7 +2045,8 @@ def replace_file(file: Path, data: bytes) -> None:
     """Put new content in place in one step: a full disk or a kill leaves the old or the new.
 
     Where only a plain write keeps what the file is (other names, its owner, a mount), that is
-    used; the room for it is there, since the same bytes were just written beside it.
+    used; the room for it is there, since the same bytes were just written beside it. In a closed
+    directory there is no other way than that.
     """
     before = file.stat() if file.exists() else None
     if before and not os.access(file, os.W_OK):
