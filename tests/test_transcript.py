@@ -1,5 +1,6 @@
 """The record: what is on disk and when, who may read it, `-c`, and what a kill leaves."""
 
+import io
 import json
 import os
 import random
@@ -387,6 +388,19 @@ def test_a_folder_that_vanishes_takes_nothing_along(serve, tmp_path):
 # ============================ it cannot be written ============================
 
 
+def test_a_record_that_could_not_be_begun_is_whole_once_there_is_room(serve, tmp_path):
+    (tmp_path / ".transcripts").write_text("in the way")
+
+    def make_room(_):
+        (tmp_path / ".transcripts").unlink()
+        return Reply("I LOOK", bash("echo RESULTMARK"))
+
+    a = make_agent(serve([make_room, "ANSWER"]), tmp_path)
+    a.run("THE TASK")
+    for words in ("THE TASK", "I LOOK", "RESULTMARK", "ANSWER"):
+        assert words in a.transcript.path.read_text()
+
+
 def block_with_file(folder):
     (folder / ".transcripts").write_text("mine")
 
@@ -659,6 +673,23 @@ def test_what_the_server_refuses_is_found_out_after_a_new_start_too(serve, tmp_p
     assert "I LOOK" in texts(b.messages)
 
 
+def test_a_result_that_was_never_sent_is_still_told_apart_after_two_new_starts(serve, tmp_path):
+    prompt = {"role": "user", "content": [{"type": "text", "text": "look"}]}
+    reply = {"role": "assistant", "content": [bash("cat it", id="c1")]}
+    unsent = {"type": "tool_result", "tool_use_id": "c1", "content": "BADWORD"}
+    entries = [{"prompt": {"text": "look", "state": "open"}}, prompt, reply]
+    entries.append({"role": "user", "content": [unsent]})
+    data = "".join(json.dumps(entry) + "\n" for entry in entries)
+    plant(tmp_path, {"20200101T000000Z-killed.jsonl": data.encode()})
+    api = serve(lambda r: Fault(400, "no") if "BADWORD" in texts(r.messages) else "fine")
+    resumed(api, tmp_path)
+    a, _ = resumed(api, tmp_path)
+    with pytest.raises(agent.Stopped):
+        a.run("one")
+    assert a.run("two") == "fine"
+    assert texts(a.messages, "user").startswith("look\n")
+
+
 # ============================ broken and planted files ============================
 
 
@@ -707,6 +738,9 @@ def test_planted_files_are_not_read_at_a_start_without_c(serve, tmp_path, real_l
 
 
 CALL = b'{"role": "assistant", "content": [{"type": "tool_use", "id": "%b", "name": "%b"}]}'
+DEEP_CALL = (CALL % (b"a1", b"bash")).replace(
+    b"}]}", b', "input": ' + b'{"x": ' * 300 + b"7" + b"}" * 300 + b"}]}"
+)
 BROKEN_LINES = [
     b"\0" * 500,
     b"{",
@@ -729,6 +763,7 @@ BROKEN_LINES = [
     CALL % (b"x y", b"bash"),
     CALL % (b"../up", b"bash"),
     CALL % (b"a1", b""),
+    DEEP_CALL,
     b'{"view": "auto_compact"}',
     b'{"view": "auto_compact", "messages": 7, "prompts": []}',
     b'{"view": "auto_compact", "messages": [7], "prompts": []}',
@@ -822,6 +857,18 @@ def test_only_plain_files_are_read(serve, tmp_path, real_lines):
         resumed(api, tmp_path, "20300103T000000Z-zero")
 
 
+def test_a_name_with_a_meaning_for_a_shell_names_no_conversation(serve, tmp_path, real_lines):
+    """The name of the file would stand in a command that a memory tells the model to run."""
+    whole = b"".join(real_lines)
+    names = ["20300101T000000Z;touch x", "20300102T000000Z $(x)", "20300103T000000Z\nx"]
+    plant(tmp_path, {f"{name}.jsonl": whole for name in [*names, "20200101T000000Z-good"]})
+    _, line = resumed(serve(), tmp_path)
+    assert "20200101T000000Z-good" in line
+    for name in names:
+        with pytest.raises(agent.Stopped, match="no conversation"):
+            resumed(serve(), tmp_path, name)
+
+
 # ============================ killed ============================
 
 
@@ -906,6 +953,24 @@ def test_after_kill_9_in_the_third_of_five_calls_nothing_that_was_said_is_missin
     assert texts(messages).endswith("GO ON NOW")
     assert not (tmp_path / "fourth").exists()
     assert old.read_bytes() == kept
+
+
+def test_kill_9_while_a_long_result_is_kept_leaves_no_part_that_passes_for_it(tmp_path):
+    class Source(io.BytesIO):
+        def read(self, *_):
+            if self.tell():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().read(100_000)
+
+    transcript = agent.Transcript(tmp_path, agent.Settings(), agent.Screen())
+    child = os.fork()
+    if child == 0:
+        try:
+            transcript.fill("c1", Source(b"x" * 200_000))
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0) == (child, signal.SIGKILL)
+    assert transcript.address("c1") is None
 
 
 @pytest.mark.slow
