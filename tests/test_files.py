@@ -21,13 +21,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from harness import KEY, agent, make_agent, results, said, texts
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from messages_api import Reply, call, is_summary
+
+if TYPE_CHECKING:
+    from agent import Agent
 
 NOWHERE: Any = SimpleNamespace(url="http://127.0.0.1:9")  # for agents that only run calls
 FILE_CALLS: dict[str, dict[str, Any]] = {  # what each file tool takes beside the path
@@ -351,6 +354,7 @@ LINE_ENDS = [
     (b"a\nb\r\nc\nd\r\n", "c", "C1\nC2", b"a\nb\r\nC1\nC2\nd\r\n"),
     (b"a\nb\r\nc\nd\r\n", "b\nc", "X", b"a\nX\nd\r\n"),
     (b"a\rb\rc\r", "b", "B", b"a\rB\rc\r"),
+    (b"a\nb\n", "a", "a\r", b"a\r\nb\n"),
     (b"a\nb\nc", "c", "C", b"a\nb\nC"),
     (b"a\nb\nc", "a", "A", b"A\nb\nc"),
     (b"a\nb\nc", "b\n", "B\n", b"a\nB\nc"),
@@ -863,6 +867,21 @@ def test_what_the_system_forbids_is_refused_and_a_foreign_file_keeps_its_owner()
         assert sorted(os.listdir(folder)) == ["closed", "locked", "shared"]
 
 
+def test_a_file_in_a_directory_that_may_not_be_written_is_changed_in_place():
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name).resolve()
+        folder.chmod(0o755)
+        (folder / "shut").mkdir()
+        (folder / "shut/file").write_text("first\n")
+        (folder / "shut/file").chmod(0o666)
+        (folder / "shut").chmod(0o555)
+        a = make_agent(NOWHERE, folder)
+        without_rights(lambda: change_both_ways(a, "shut/file"))
+        (folder / "shut").chmod(0o755)
+        assert (folder / "shut/file").read_text() == "third\n"
+        assert os.listdir(folder / "shut") == ["file"]
+
+
 # ================================ What the question shows ================================
 
 
@@ -887,6 +906,12 @@ def test_a_diff_shows_what_changes_in_bytes(a):
     ]
     assert diff_of(a, b"a\r\nb\r\n", "b", "B") == [" a\r", "-b\r", "+B\r"]
     assert diff_of(a, b"a\nb", "b", "b\n") == [" a", "-b  (no newline at the end)", "+b"]
+
+
+def test_a_diff_hides_no_line_that_says_what_a_diff_says(a):
+    """A line whose own words are those that tell of a missing line end."""
+    words = "b  (no newline at the end)"
+    assert diff_of(a, b"b", "b", words + "\n") == ["-" + words, "+" + words]
 
 
 def test_a_diff_names_the_file_that_a_link_leads_to(a, folder):
@@ -1200,6 +1225,18 @@ def test_a_tool_is_described_by_its_signature_and_its_docstring():
             "required": ["how"],
         },
     }
+
+
+def test_a_tool_may_name_a_type_that_is_known_only_to_a_type_checker(a, monkeypatch):
+    def shout(agent: Agent, words: str, loud: bool = False) -> str:
+        """Shout."""
+        return words.upper() + "!" * loud
+
+    monkeypatch.setitem(agent.TOOLS, "shout", agent.Tool(shout, "words"))
+    schema = agent.TOOLS["shout"].description("shout")["input_schema"]
+    assert schema["properties"] == {"words": {"type": "string"}, "loud": {"type": "boolean"}}
+    assert use(a, "shout", words="hello", loud=True) == "HELLO!"
+    assert "a string" in refused(a, "shout", words=7)
 
 
 # ================================ For any file ================================
