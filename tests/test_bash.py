@@ -626,6 +626,19 @@ def test_a_very_long_line_of_our_own_record_is_left_out_whole(serve, tmp_path):
     assert answers(api) == ["./notes.txt:1:a WALRUS here\n[exit status 0]"]
 
 
+def test_a_line_of_our_own_record_is_left_out_whole_however_it_arrives(a, tmp_path):
+    """Longer than what is held back until a line has ended."""
+    (tmp_path / "line").write_bytes(b"./.transcripts/x: " + b"WALRUS " * 300_000 + b"\n")
+    assert bash(a, "cat line; echo end") == "end\n[exit status 0]"
+    assert kept(tmp_path) == []
+
+
+def test_other_lines_with_the_name_of_our_record_are_none_of_it(a, tmp_path):
+    lines = "other/pkg/.transcripts/notes.md\nhttps://e.x/.transcripts/y\n"
+    (tmp_path / "lines").write_text(lines)
+    assert bash(a, "cat lines") == lines + "[exit status 0]"
+
+
 def test_a_command_that_names_our_record_gets_every_byte_of_it(a, tmp_path):
     bash(a, "printf '.transcripts/%0200000d\\nend\\n' 7")
     [file] = kept(tmp_path)
@@ -711,6 +724,32 @@ def test_ctrl_c_while_a_command_is_being_started_leaves_nothing_that_runs(serve,
         a.run("Run it.")
     assert gone(marks[0]) and a.run("And now?") == "Here."
     assert answers(api) == [f"(no output)\n{INTERRUPTED}"]
+
+
+def test_ctrl_c_leaves_nothing_that_runs_in_a_program_that_has_not_installed_the_handlers(
+    serve, tmp_path, marks
+):
+    api = serve([batch(marks[0]), "Here."])
+    a = make_agent(api, tmp_path)
+    with disposition(signal.SIGINT, signal.default_int_handler):
+        with pytest.raises(KeyboardInterrupt), interrupted_at("_execute_child", event="return"):
+            a.run("Run it.")
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert gone(marks[0]) and a.run("And now?") == "Here."
+    assert answers(api) == [f"(no output)\n{INTERRUPTED}"]
+
+
+def test_ctrl_c_leaves_nothing_that_runs_of_a_tool_of_ones_own(serve, tmp_path, marks, monkeypatch):
+    def check(a: agent.Agent, what: str) -> str:
+        """Check it."""
+        return agent.bash(a, what)
+
+    monkeypatch.setitem(agent.TOOLS, "check", agent.Tool(check, "what"))
+    api = serve([Reply(call("check", {"what": marks[0]})), "Here."])
+    a = make_agent(api, tmp_path)
+    with pytest.raises(KeyboardInterrupt), interrupted_at("_execute_child", event="return"):
+        a.run("Check it.")
+    assert gone(marks[0]) and a.run("And now?") == "Here."
 
 
 @pytest.mark.parametrize("second", ["kill_session", "drain", "readable", "add_result"])
