@@ -3,6 +3,7 @@
 That no request was invalid is asserted by `serve`, at the end of every test that takes it.
 """
 
+import io
 import json
 import os
 import random
@@ -512,6 +513,16 @@ def test_a_prompt_left_behind_and_then_refused_does_not_stay_in_the_way(serve, t
     assert states(a) == [("earlier words", "done"), ("Anyone there?", "done")]
 
 
+def test_a_prompt_that_is_refused_after_one_that_was_declined_leaves_too(serve, tmp_path):
+    api = serve(["fine", Reply(bash("true")), REFUSALS["empty"], Fault(400, "certainly not")])
+    a = make_agent(api, tmp_path)
+    a.run("earlier words")
+    assert "declined" in fails(a, "look at it")
+    assert "certainly not" in fails(a, "POISON please")
+    assert states(a) == [("earlier words", "done")]
+    assert texts(alive(a, api), "user") == "earlier words\nAnyone there?"
+
+
 # ================================ A full context ================================
 
 
@@ -656,6 +667,25 @@ def test_ctrl_c_works_also_for_a_program_with_its_own_handler(serve, tmp_path):
     first, second = results(alive(a, api))
     assert first["content"].startswith("half-way") and "Not run" in second["content"]
     assert not (tmp_path / "second").exists()
+
+
+def test_ctrl_c_that_a_library_turns_into_an_error_is_no_reason_to_try_again(serve, tmp_path):
+    """In a program that has not installed the handlers of this one."""
+
+    class Odd(io.StringIO):
+        def write(self, shown):
+            try:
+                return signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise RuntimeError("something went wrong") from None
+
+    api = serve(["a", "b"])
+    a = make_agent(api, tmp_path)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    a.screen.out = Odd()
+    with pytest.raises(KeyboardInterrupt):
+        a.run("work")
+    assert len(api.requests) == 1
 
 
 def test_ctrl_c_while_a_result_is_shown_comes_after_its_logging(serve, tmp_path):
