@@ -649,6 +649,16 @@ def test_of_a_large_file_the_last_edits_stand_in_the_memory(serve, tmp_path):
     assert "NEVER" not in memory and "line 499" not in memory
 
 
+def test_of_a_file_that_is_empty_now_no_old_edit_stands_in_a_memory(serve, tmp_path):
+    (tmp_path / "f.txt").write_text("old words\n")
+    edit = call("edit_file", {"path": "f.txt", "old_text": "old words", "new_text": "NEW words"})
+    a = make_agent(serve([Reply(edit)]), tmp_path)
+    a.run("edit it")
+    assert "NEW words" in agent.files_on_disk(a, 6_000)
+    (tmp_path / "f.txt").write_text("")
+    assert agent.files_on_disk(a, 6_000) == ""
+
+
 def test_after_a_summary_the_model_sees_the_files_that_it_works_on(serve, tmp_path):
     (tmp_path / "tool.py").write_text("def old():\n    pass\n")
     edit = {"path": "tool.py", "old_text": "old", "new_text": "newer"}
