@@ -324,6 +324,14 @@ def test_a_server_that_reads_only_x_api_key_gets_the_key_there(serve, tmp_path):
     assert api.requests[0].headers["x-api-key"] == KEY
 
 
+def test_a_token_is_not_sent_as_a_key(serve, tmp_path):
+    """Some gateways refuse a request whose key is none that they know."""
+    api = serve(["hello"])
+    make_agent(api, tmp_path, api_key="", auth_token=TOKEN).run("hi")
+    assert api.requests[0].headers["authorization"] == f"Bearer {TOKEN}"
+    assert "x-api-key" not in api.requests[0].headers
+
+
 def test_a_server_of_ones_own_needs_no_credential(serve, load, tmp_path):
     api = serve(["hello"])
     copy = load(ANTHROPIC_BASE_URL=api.url)
