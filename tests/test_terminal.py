@@ -11,6 +11,7 @@ import termios
 import threading
 import time
 
+import pexpect
 import pytest
 from harness import (
     PROMPT,
@@ -23,6 +24,7 @@ from harness import (
     results,
     run,
     said,
+    terminal,
     texts,
 )
 from messages_api import Fault, Reply, call, is_summary, thinking
@@ -376,6 +378,19 @@ def test_a_history_behind_a_link_is_neither_read_nor_written(serve, tmp_path):
     person.ask("")
     person.leave()
     assert (tmp_path / "mine").read_text() == "a secret\n" and "secret" not in person.raw
+
+
+def test_prompts_of_another_locale_do_not_keep_the_program_from_starting(serve, tmp_path):
+    (tmp_path / ".transcripts").mkdir()
+    (tmp_path / ".transcripts/history").write_text("gr\u00fc\u00dfe \u4f60\n/help\n", "utf-8")
+    child = terminal(serve(), tmp_path, LC_ALL="C", PYTHONUTF8="")
+    child.send(UP + "\r")
+    child.expect_exact("/compact [focus]")
+    child.expect_exact(PROMPT)
+    child.sendline("exit")
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 0
 
 
 # ================================ Ctrl-C and other signals ================================
@@ -838,6 +853,19 @@ def test_a_locale_that_cannot_encode_gets_replacements(serve, tmp_path):
     assert read["content"] == words and not written.get("is_error")
     assert printed["content"].splitlines()[0] == f"{words},  {words}"
     assert (tmp_path / "\u4f60\u597d.txt").read_text("utf-8") == words
+
+
+def test_a_task_from_stdin_may_hold_what_the_locale_does_not_know(serve, tmp_path):
+    """Without the SDK, which takes seconds to load: what would be sent is in the record."""
+    package = tmp_path / "sdk/anthropic"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('it is left out')\n")
+    env = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    env |= {"PYTHONPATH": str(tmp_path / "sdk")}
+    done = run(serve(), tmp_path, "-p", "-", stdin="say gr\u00fc\u00dfe please", **env)
+    assert done.returncode == 1 and "it is left out" in done.stderr
+    [record] = (tmp_path / ".transcripts").glob("*.jsonl")
+    assert re.search(r'"say gr[^"]+e please"', record.read_text("utf-8"))
 
 
 # ================================ The start ================================
