@@ -1010,3 +1010,18 @@ def test_a_conversation_that_ended_with_a_summary_is_gone_on_with(serve, tmp_pat
     assert agent.resume(b).startswith(f"[continued {a.transcript.id}: 1 messages")
     assert b.run("are you there again?") == "still here"
     assert "FIRSTWORDS" in texts(api.requests[-1].messages)
+
+
+def test_a_refusal_after_going_on_leaves_the_summary_in_place(serve, tmp_path):
+    """A conversation that ended with a summary has no view that the server took as a whole."""
+    api = serve(["long words " * 400, "A summary."])
+    a = make_agent(api, tmp_path)
+    a.run("FIRSTWORDS " * 300)
+    assert a.auto_compact()
+    second = serve([Fault(400, "certainly not"), "still here"])
+    b, _ = resumed(second, tmp_path)
+    with pytest.raises(agent.Refused):
+        b.run("refuse this")
+    assert b.run("go on") == "still here"
+    sent = texts(second.requests[-1].messages)
+    assert "FIRSTWORDS" in sent and "refuse this" not in sent
