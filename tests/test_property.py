@@ -338,6 +338,7 @@ class Conversation:
         """What must be on disk when a request comes in: all that it says, all that was typed."""
         is_lost = self.is_lost()
         if is_lost:
+            self.was_lost = True
             self.seen.clear()
             self.outputs.clear()
         disk = transcripts_of(self.cwd)
@@ -406,6 +407,7 @@ class Conversation:
         self.served = []
         self.timers = []
         self.pressed = False
+        self.was_lost = False  # did the record go away in this prompt?
         self.before = len(self.api.requests)
         self.shown = len(said(self.agent))
         self.end = None
@@ -460,7 +462,8 @@ class Conversation:
         self.prompts_have_states()
         self.check_view()
         if not self.is_lost():
-            self.replies_are_on_disk()
+            if not self.was_lost:  # what was in no view any more went with it
+                self.replies_are_on_disk()
             self.outputs_are_on_disk()
         assert until(lambda: not processes(MARK)), "a process of a stopped call is left"
         assert until(self.little_is_open), (self.used[0], self.used[-1])
