@@ -1851,7 +1851,9 @@ def watch(shell: subprocess.Popen[bytes], output: Output, limit: float) -> str:
     """Take a command's output until it ends, or must be ended. Returns which, in words."""
     end = time.monotonic() + limit
     while shell.poll() is None:
-        if not output.take(patience=0.05):
+        if output.is_open:
+            output.take(patience=0.05)
+        else:
             time.sleep(0.02)
         if interrupts.pending:
             return "interrupted by the user; its processes were killed"
