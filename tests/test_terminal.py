@@ -147,6 +147,7 @@ def test_waiting_reading_and_running_are_one_row_that_leaves_nothing(serve, tmp_
     person.leave()
 
 
+@pytest.mark.slow
 def test_a_sign_of_life_is_seen_while_a_long_call_is_written_after_a_text(serve, tmp_path):
     """Nothing of a call is shown before it is complete; but that one is coming is seen."""
     write = call("write_file", {"path": "f", "content": "x" * 80})
@@ -501,6 +502,7 @@ def test_a_command_that_turns_the_echo_off_does_not_make_the_next_answer_blind(s
     person.leave()
 
 
+@pytest.mark.slow
 def test_ctrl_z_and_fg_work_at_the_prompt_at_a_question_and_in_a_command(serve, tmp_path):
     """In a shell with job control, and in the C locale, in which words are typed all the same."""
     api = serve(

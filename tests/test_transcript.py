@@ -919,6 +919,7 @@ def test_a_closed_terminal_ends_the_agent_and_its_command(serve, tmp_path, mark)
             child.terminate(force=True)
 
 
+@pytest.mark.slow
 def test_after_kill_9_in_the_third_of_five_calls_nothing_that_was_said_is_missing(
     serve, tmp_path, mark
 ):
